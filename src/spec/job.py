@@ -1,0 +1,161 @@
+"""What is trained and how: everything that does not depend on where it runs, and one step of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from src.errors import UserError
+from src.spec.choices import (
+    Attention,
+    Checkpointing,
+    FinetuneKind,
+    Loss,
+    Method,
+    Optimizer,
+    Precision,
+)
+from src.spec.hardware import Gpu
+from src.spec.model import Model
+
+
+def require_positive(key: str, value: int) -> None:
+    """Raise UserError unless `value` is 1 or more."""
+    if value < 1:
+        raise UserError(key=key, value=value, allowed="a whole number, 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finetune:
+    """Which parameters are trained.
+
+    Attributes:
+        kind: full or LoRA.
+        r: LoRA's rank.
+        alpha: LoRA's scale; no effect on memory.
+        dropout: dropout on the adapters' input, 0 to below 1.
+        targets: names of the adapted Linears as PEFT's `target_modules` takes them (the last part of
+            the module's name); empty: the attention projections; `("all-linear",)`: every Linear of the blocks.
+    """
+
+    kind: FinetuneKind = FinetuneKind.FULL
+    r: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_positive("finetune.r", self.r)
+        require_positive("finetune.alpha", self.alpha)
+        if not 0 <= self.dropout < 1:
+            raise UserError(
+                key="finetune.dropout", value=self.dropout, allowed="0 or more and below 1"
+            )
+
+    @property
+    def is_lora(self) -> bool:
+        """Whether the model's own weights are frozen and adapters are trained."""
+        return self.kind is FinetuneKind.LORA
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ZeroBuffers:
+    """DeepSpeed's buffer sizes, in elements; the defaults are DeepSpeed's own (docs, config-json).
+
+    Attributes:
+        reduce_bucket_size: gradients reduced at once.
+        allgather_bucket_size: parameters gathered at once (stages 1 and 2).
+        prefetch_bucket_size: parameters fetched ahead (stage 3).
+        param_persistence_threshold: parameters smaller than this stay whole (stage 3).
+        max_live_parameters: parameters whole at once before any is released (stage 3).
+    """
+
+    reduce_bucket_size: int = 500_000_000
+    allgather_bucket_size: int = 500_000_000
+    prefetch_bucket_size: int = 50_000_000
+    param_persistence_threshold: int = 100_000
+    max_live_parameters: int = 1_000_000_000
+
+    def __post_init__(self) -> None:
+        require_positive("zero.reduce_bucket_size", self.reduce_bucket_size)
+        require_positive("zero.allgather_bucket_size", self.allgather_bucket_size)
+        for key in ("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters"):
+            if getattr(self, key) < 0:
+                raise UserError(
+                    key=f"zero.{key}", value=getattr(self, key), allowed="a whole number, 0 or more"
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One fine-tuning job.
+
+    Attributes:
+        model: the model.
+        finetune: which parameters are trained.
+        seq_len: tokens of each sequence.
+        grad_accum: micro steps per optimizer step.
+        precision, optimizer, checkpointing, attention, loss: see their enums.
+        zero: DeepSpeed's buffers; no effect on other methods.
+    """
+
+    model: Model
+    finetune: Finetune = field(default_factory=Finetune)
+    seq_len: int = 512
+    grad_accum: int = 1
+    precision: Precision = Precision.BF16_MIXED
+    optimizer: Optimizer = Optimizer.ADAMW_FUSED
+    checkpointing: Checkpointing = Checkpointing.FULL
+    attention: Attention = Attention.SDPA
+    loss: Loss = Loss.STANDARD
+    zero: ZeroBuffers = field(default_factory=ZeroBuffers)
+
+    def __post_init__(self) -> None:
+        require_positive("seq_len", self.seq_len)
+        require_positive("grad_accum", self.grad_accum)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Degrees of parallelism; `dp * tp` GPUs in all.
+
+    Attributes:
+        dp: data-parallel replicas, each with its own micro batch.
+        tp: tensor-parallel degree.
+        shard: GPUs over which sharded states are divided.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    shard: int = 1
+
+    def __post_init__(self) -> None:
+        for key in ("dp", "tp", "shard"):
+            require_positive(f"layout.{key}", getattr(self, key))
+        assert self.dp % self.shard == 0, "states are sharded over data-parallel ranks"
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the layout."""
+        return self.dp * self.tp
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One training step of a job by one method on one kind of GPU: what an estimator estimates.
+
+    Attributes:
+        job: the job.
+        method: how it is spread.
+        layout: the degrees of that method.
+        gpu: the GPU model.
+        micro_batch: sequences per GPU per forward pass.
+    """
+
+    job: Job
+    method: Method
+    layout: Layout
+    gpu: Gpu
+    micro_batch: int
+
+    def __post_init__(self) -> None:
+        require_positive("micro_batch", self.micro_batch)

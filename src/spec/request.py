@@ -1,0 +1,41 @@
+"""The whole question: a job, a cluster, and which methods to compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from src.errors import UserError
+from src.spec.choices import EstimatorKind, Method
+from src.spec.hardware import Cluster
+from src.spec.job import Job, require_positive
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What `src.estimate` is asked.
+
+    Attributes:
+        job: the job.
+        cluster: where it runs.
+        methods: the methods to compare; empty: every method that is possible there.
+        tp: tensor-parallel degree; None: every degree that is possible.
+        micro_batch: sequences per GPU per forward pass; None: the largest that fits, per method.
+        estimator: who answers.
+    """
+
+    job: Job
+    cluster: Cluster
+    methods: tuple[Method, ...] = ()
+    tp: int | None = None
+    micro_batch: int | None = None
+    estimator: EstimatorKind = EstimatorKind.AUTO
+
+    def __post_init__(self) -> None:
+        if self.micro_batch is not None:
+            require_positive("micro_batch", self.micro_batch)
+        if self.tp is not None:
+            require_positive("tp", self.tp)
+            if self.tp > self.cluster.num_gpus:
+                raise UserError(
+                    key="tp", value=self.tp, allowed=f"at most gpus={self.cluster.num_gpus}"
+                )
