@@ -9,7 +9,7 @@ MIB = 1024**2
 GIB = 1024**3
 
 ALLOCATION_GRANULARITY_BYTES = 512
-"""PyTorch's caching allocator rounds every block up to this size (c10/cuda/CUDACachingAllocator)."""
+"""PyTorch rounds every block up to this size (c10/cuda/CUDACachingAllocator.cpp)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

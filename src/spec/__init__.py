@@ -1,4 +1,4 @@
-"""What is asked: model, job, cluster; frozen and checked. Reads and imports nothing beyond itself."""
+"""What is asked: model, job, cluster; frozen and checked. Imports nothing beyond itself."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ class FinetuneKind(StrEnum):
 class Precision(StrEnum):
     """Dtype of weights and of the computation.
 
-    `*-mixed` keeps fp32 weights and computes under autocast (DeepSpeed: half-precision weights with an
-    fp32 master copy); `bf16-true` keeps and computes everything in bf16.
+    `*-mixed` keeps fp32 weights and computes under autocast (DeepSpeed: half-precision weights
+    with an fp32 master copy); `bf16-true` keeps and computes everything in bf16.
     """
 
     BF16_MIXED = "bf16-mixed"

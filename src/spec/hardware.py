@@ -26,7 +26,7 @@ class Gpu:
         name: what `torch.cuda.get_device_name` prints.
         compute_capability: (major, minor).
         usable_gib: total memory as CUDA reports it, in GiB.
-        context_mib: CUDA context of an idle PyTorch process in MiB; None where nobody has measured it.
+        context_mib: CUDA context of an idle PyTorch process in MiB; None where nobody measured it.
         memory_bandwidth_gbps: GB/s (1e9 bytes).
         bf16_tflops: dense matrix-multiply rate; None where the hardware has no bf16.
         fp16_tflops: dense matrix-multiply rate, fp32 accumulate.

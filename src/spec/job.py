@@ -33,8 +33,9 @@ class Finetune:
         r: LoRA's rank.
         alpha: LoRA's scale; no effect on memory.
         dropout: dropout on the adapters' input, 0 to below 1.
-        targets: names of the adapted Linears as PEFT's `target_modules` takes them (the last part of
-            the module's name); empty: the attention projections; `("all-linear",)`: every Linear of the blocks.
+        targets: names of the adapted Linears as PEFT's `target_modules` takes them (the last part
+            of the module's name); empty: the attention projections; `("all-linear",)`: every Linear
+            of the blocks.
     """
 
     kind: FinetuneKind = FinetuneKind.FULL

@@ -49,5 +49,5 @@ class Model:
 
     @property
     def model_type(self) -> str:
-        """transformers' `model_type`."""
+        """The `model_type` of transformers."""
         return str(self.config["model_type"])

@@ -1,0 +1,108 @@
+"""What `src.estimate` answers: frozen, with the names of the JSON schema (version 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from src.spec import EstimatorKind, Gpu, Layout, Method, Request, Verdict
+from src.units import Levels
+
+SCHEMA_VERSION = 1
+
+Ledger = Mapping[str, Mapping[str, int]]
+"""instant -> term -> bytes on one GPU, at the level `allocated`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodReport:
+    """One method with one layout.
+
+    Attributes:
+        method: how the job is spread.
+        layout: its degrees.
+        micro_batch: sequences per GPU per forward pass that the peak speaks of: the one asked for,
+            else the largest that fits, else 1.
+        peak_bytes: the estimate on the fullest GPU, per level.
+        upper_bytes: its upper bound, per level.
+        peak_instant: the instant that sets the peak.
+        ledger: instants x terms in bytes, level `allocated`.
+        max_micro_batch: the largest micro batch that fits; 0 where not even 1 does.
+        tokens_per_second: of all GPUs together at `micro_batch`; None where the verdict is `oom`.
+        verdict: fits, tight or oom.
+        notes: what a reader has to know about this row.
+    """
+
+    method: Method
+    layout: Layout
+    micro_batch: int
+    peak_bytes: Levels
+    upper_bytes: Levels
+    peak_instant: str
+    ledger: Ledger
+    max_micro_batch: int
+    tokens_per_second: float | None
+    verdict: Verdict
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recommendation:
+    """The method to run, and why it and not another."""
+
+    method: Method
+    layout: Layout
+    micro_batch: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSummary:
+    """The model as it was understood.
+
+    Attributes:
+        num_parameters: the model's own parameters, tied ones once, without adapters.
+        num_trainable_parameters: those that are trained, adapters included.
+    """
+
+    name: str
+    hf_id: str | None
+    model_type: str
+    num_parameters: int
+    num_trainable_parameters: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """The learned correction that was applied, and what it was learned from."""
+
+    model: str
+    rows: int
+    source: str
+    in_range: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """The whole answer.
+
+    Attributes:
+        request: the question with every default filled in.
+        model: the model as it was understood.
+        gpu: the GPU the verdicts are about.
+        estimator: who answered.
+        methods: one entry per method and layout, the recommended first, then by throughput.
+        recommended: the method to run; None where nothing fits.
+        calibration: the correction applied; None for the formula alone.
+        warnings: what the reader has to know about the whole answer; what would have to change
+            when nothing fits.
+    """
+
+    request: Request
+    model: ModelSummary
+    gpu: Gpu
+    estimator: EstimatorKind
+    methods: tuple[MethodReport, ...]
+    recommended: Recommendation | None
+    calibration: Calibration | None
+    warnings: tuple[str, ...] = ()
