@@ -113,6 +113,7 @@ class BlockBuilder:
         weight: bool = True,
         bias: bool = False,
         weight_shape: tuple[int, ...] | None = None,
+        separate: bool = False,
     ) -> str:
         """A norm over the whole width, or over each `features` of it."""
         width = self._widths[source]
@@ -127,6 +128,7 @@ class BlockBuilder:
                 weight=weight,
                 bias=bias,
                 weight_shape=weight_shape,
+                separate=separate,
             )
         )
 
@@ -135,12 +137,24 @@ class BlockBuilder:
         return self.add_op(View(source=source, out=self._fresh(name), width=width))
 
     def copy(
-        self, source: str, width: int | None = None, *, name: str = "copy", upcast: bool = False
+        self,
+        source: str,
+        width: int | None = None,
+        *,
+        name: str = "copy",
+        upcast: bool = False,
+        like: str | None = None,
     ) -> str:
         """A value of its own storage; `width` may be larger than the source's (expand)."""
-        out_width = self._widths[source] if width is None else width
-        op = Copy(source=source, out=self._fresh(name), width=out_width, upcast=upcast)
-        return self.add_op(op)
+        return self.add_op(
+            Copy(
+                source=source,
+                out=self._fresh(name),
+                width=self._widths[source] if width is None else width,
+                upcast=upcast,
+                like=like,
+            )
+        )
 
     def rotary(
         self,
@@ -175,6 +189,7 @@ class BlockBuilder:
         softmax_fp32: bool = True,
         softcap: bool = False,
         alibi: bool = False,
+        explicit_mask: bool = False,
         sinks_name: str | None = None,
     ) -> str:
         """Softmax attention."""
@@ -192,6 +207,7 @@ class BlockBuilder:
                 softmax_fp32=softmax_fp32,
                 softcap=softcap,
                 alibi=alibi,
+                explicit_mask=explicit_mask,
                 sinks_name=sinks_name,
             )
         )

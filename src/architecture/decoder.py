@@ -58,9 +58,14 @@ class Decoder:
         tail: from the last block to the head (the final norm).
         head: the Linear that makes the logits, and what scales or caps them.
         positions: how positions enter.
-        max_positions: longest sequence of the table, or that the model was trained for; None: no limit.
+        max_positions: longest sequence of the table, or that the model was trained for; None: no
+            limit.
         implementations: the attention implementations that transformers has for the family.
         loss_upcast: whether the family's loss makes the logits fp32.
+        windows: the sliding window of each block's attention, in tokens, or None; empty where no
+            block has one. SDPA is given a mask wherever the sequence is at least as long.
+        buffer_bytes: of the tables kept beside the parameters (causal masks, sinusoids), all blocks
+            together, as they are created; tables below 16 KiB in all are left out.
     """
 
     model_type: str
@@ -75,6 +80,8 @@ class Decoder:
     max_positions: int | None
     implementations: frozenset[AttentionChoice]
     loss_upcast: bool = True
+    windows: tuple[int | None, ...] = ()
+    buffer_bytes: int = 0
 
     @cached_property
     def num_layers(self) -> int:
@@ -83,7 +90,7 @@ class Decoder:
 
     @cached_property
     def attention(self) -> Attention:
-        """The attention of the first block; degrees of tensor parallelism have to divide its heads."""
+        """The attention of the first block; tensor parallel degrees have to divide its heads."""
         return next(op for op in self.blocks[0].ops if isinstance(op, Attention))
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from src.errors import UserError
@@ -23,7 +24,8 @@ class Fields:
                 return value
         return None
 
-    def _error(self, name: str, value: object, allowed: str) -> UserError:
+    def error(self, name: str, value: object, allowed: str) -> UserError:
+        """The error that says what is wrong with a field, and of which model."""
         return UserError(
             key=f"arch.{name}",
             value=value,
@@ -36,14 +38,23 @@ class Fields:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self._error(names[0], value, "a whole number, 1 or more")
+            raise self.error(names[0], value, "a whole number, 1 or more")
         return value
 
     def integer(self, *names: str) -> int:
         """A whole number, 1 or more; its absence is an error."""
         value = self.optional_integer(*names)
         if value is None:
-            raise self._error(names[0], "missing", "the field is needed")
+            raise self.error(names[0], "missing", "the field is needed")
+        return value
+
+    def count(self, *names: str, default: int) -> int:
+        """A whole number, 0 or more."""
+        value = self._find(names)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.error(names[0], value, "a whole number, 0 or more")
         return value
 
     def probability(self, *names: str, default: float = 0.0) -> float:
@@ -52,16 +63,17 @@ class Fields:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise self._error(names[0], value, "0 or more and below 1")
+            raise self.error(names[0], value, "0 or more and below 1")
         return float(value)
 
     def fraction(self, *names: str, default: float) -> float:
         """A number above 0 and at most 1."""
         value = self._find(names)
-        if value is None:
-            return default
+        return default if value is None else self._as_fraction(names[0], value)
+
+    def _as_fraction(self, name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-            raise self._error(names[0], value, "above 0 and at most 1")
+            raise self.error(name, value, "above 0 and at most 1")
         return float(value)
 
     def flag(self, *names: str, default: bool) -> bool:
@@ -70,7 +82,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self._error(names[0], value, "true or false")
+            raise self.error(names[0], value, "true or false")
         return value
 
     def text(self, *names: str, default: str) -> str:
@@ -79,7 +91,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise self._error(names[0], value, "a word")
+            raise self.error(names[0], value, "a word")
         return value
 
     def present(self, name: str) -> bool:
@@ -89,5 +101,39 @@ class Fields:
     def divisible(self, name: str, value: int, by_name: str, by: int) -> int:
         """`value // by`; an error where that leaves a rest."""
         if value % by:
-            raise self._error(name, value, f"a multiple of {by_name}={by}")
+            raise self.error(name, value, f"a multiple of {by_name}={by}")
         return value // by
+
+    def refuse(self, name: str) -> None:
+        """An error where the flag is set: the variant it selects is not described."""
+        if self.flag(name, default=False):
+            raise self.error(name, True, "only false is supported")
+
+    def sliding_layers(self, layers: int) -> tuple[bool, ...] | None:
+        """Which blocks have a sliding window, by `layer_types`; None where that is absent."""
+        value = self.model.config.get("layer_types")
+        if value is None:
+            return None
+        kinds = ("sliding_attention", "full_attention")
+        if (
+            not isinstance(value, list | tuple)
+            or len(value) != layers
+            or any(kind not in kinds for kind in value)
+        ):
+            allowed = f"a list of {layers}, one a layer, of {' and '.join(kinds)}"
+            raise self.error("layer_types", value, allowed)
+        return tuple(kind == kinds[0] for kind in value)
+
+    def rotary_fraction(self, *names: str, default: float) -> float:
+        """The part of each head that is rotated, above 0 and at most 1.
+
+        It is `partial_rotary_factor` of `rope_scaling` or `rope_parameters`, or else the field
+        `names` of the config itself.
+        """
+        for outer in ("rope_scaling", "rope_parameters"):
+            mapping = self.model.config.get(outer)
+            if isinstance(mapping, Mapping):
+                inner = mapping.get("partial_rotary_factor")
+                if inner is not None:
+                    return self._as_fraction(f"{outer}.partial_rotary_factor", inner)
+        return self.fraction(*names, default=default)

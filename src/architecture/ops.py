@@ -25,8 +25,8 @@ class Parallel(StrEnum):
 class NormKind(StrEnum):
     """Norms that keep different tensors for their backward pass.
 
-    LAYER is `nn.LayerNorm`. RMS computes in fp32, casts back, then multiplies by the weight (llama);
-    RMS_FP32 multiplies by the weight in fp32 and casts last (gemma, olmo2, gpt_oss).
+    LAYER is `nn.LayerNorm`. RMS computes in fp32, casts back, then multiplies by the weight
+    (llama); RMS_FP32 multiplies by the weight in fp32 and casts last (gemma, olmo2, gpt_oss).
     """
 
     LAYER = "layer"
@@ -35,7 +35,7 @@ class NormKind(StrEnum):
 
 
 class RotaryTable(StrEnum):
-    """Dtype of the cosine and sine tables: that of the hidden states, of the rotated value, fp32."""
+    """Dtype of the cosine and sine tables: that of the hidden states, of the value, or fp32."""
 
     HIDDEN = "hidden"
     VALUE = "value"
@@ -154,7 +154,11 @@ class Linear(Unary):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Norm(Unary):
-    """A norm over `features`; `width // features` of them per token (more than one: per head)."""
+    """A norm over `features`; `width // features` of them per token (more than one: per head).
+
+    Attributes:
+        separate: whether each of them is a module of its own, `<name>.<index>` (stablelm).
+    """
 
     name: str
     features: int
@@ -162,14 +166,23 @@ class Norm(Unary):
     weight: bool = True
     bias: bool = False
     weight_shape: tuple[int, ...] | None = None
+    separate: bool = False
+
+    @property
+    def module_names(self) -> tuple[str, ...]:
+        """Names of its modules: one, or one per head."""
+        if not self.separate:
+            return (self.name,)
+        return tuple(f"{self.name}.{index}" for index in range(self.width // self.features))
 
     def parameters(self) -> Iterator[Parameter]:
-        """`<name>.weight` and `<name>.bias`, where there are any."""
+        """`<name>.weight` and `<name>.bias` of each module, where there are any."""
         shape = self.weight_shape or (self.features,)
-        if self.weight:
-            yield Parameter(name=f"{self.name}.weight", shape=shape)
-        if self.bias:
-            yield Parameter(name=f"{self.name}.bias", shape=shape)
+        for name in self.module_names:
+            if self.weight:
+                yield Parameter(name=f"{name}.weight", shape=shape)
+            if self.bias:
+                yield Parameter(name=f"{name}.bias", shape=shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,9 +192,15 @@ class View(Unary):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Copy(Unary):
-    """A copy with a storage of its own (`contiguous`, `cat`, an expand that is materialised)."""
+    """A copy with a storage of its own (`contiguous`, `cat`, an expand that is materialised).
+
+    Attributes:
+        upcast: whether the copy is fp32.
+        like: the value whose dtype the copy takes; no copy at all where the source has it already.
+    """
 
     upcast: bool = False
+    like: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,7 +227,8 @@ class Attention:
         softmax_fp32: whether eager attention computes its softmax in fp32.
         softcap: whether eager attention caps its scores with a tanh.
         alibi: whether a bias per head and position is added to the scores (a mask for SDPA).
-        sinks: whether a learned logit per head joins the softmax (gpt_oss); a parameter `sinks_name`.
+        explicit_mask: whether SDPA is always given a mask; others rely on `is_causal` (falcon).
+        sinks_name: the parameter with a learned logit per head that joins the softmax (gpt_oss).
     """
 
     query: str
@@ -223,6 +243,7 @@ class Attention:
     softmax_fp32: bool = True
     softcap: bool = False
     alibi: bool = False
+    explicit_mask: bool = False
     sinks_name: str | None = None
 
     @property

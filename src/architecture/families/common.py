@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from src.architecture.builder import BlockBuilder
 from src.architecture.decoder import Block
 from src.architecture.fields import Fields
-from src.architecture.ops import EmbeddingKind, NormKind, Parallel
+from src.architecture.ops import EmbeddingKind, NormKind, Parallel, RotaryTable
 from src.spec import Attention as AttentionChoice
 
 ALL_IMPLEMENTATIONS = frozenset(AttentionChoice)
 EAGER_ONLY = frozenset({AttentionChoice.EAGER})
 EAGER_AND_SDPA = frozenset({AttentionChoice.EAGER, AttentionChoice.SDPA})
+EAGER_AND_FLASH = frozenset({AttentionChoice.EAGER, AttentionChoice.FLASH})
+
+SPLIT_NAMES = ("q_proj", "k_proj", "v_proj")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,20 +37,92 @@ class Heads:
         return self.num_kv_heads * self.head_dim
 
     @classmethod
-    def read(cls, fields: Fields, hidden: int) -> Heads:
-        """From llama-like field names; without `head_dim` it is hidden_size / heads."""
+    def read(cls, fields: Fields, hidden: int, *, default_head_dim: int | None = None) -> Heads:
+        """From llama-like field names.
+
+        Without `num_key_value_heads` there are as many as heads; without `head_dim` it is the
+        default that the family's config class has, or else hidden_size / heads.
+        """
         num_heads = fields.integer("num_attention_heads")
         num_kv_heads = fields.optional_integer("num_key_value_heads") or num_heads
         fields.divisible("num_attention_heads", num_heads, "num_key_value_heads", num_kv_heads)
-        head_dim = fields.optional_integer("head_dim") or fields.divisible(
-            "hidden_size", hidden, "num_attention_heads", num_heads
+        head_dim = (
+            fields.optional_integer("head_dim")
+            or default_head_dim
+            or fields.divisible("hidden_size", hidden, "num_attention_heads", num_heads)
         )
         return cls(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
 
+    @classmethod
+    def split(cls, fields: Fields, hidden: int, *names: str) -> Heads:
+        """`names` heads of equal width that together have the hidden size."""
+        num_heads = fields.integer(*names)
+        head_dim = fields.divisible("hidden_size", hidden, names[0], num_heads)
+        return cls(num_heads=num_heads, num_kv_heads=num_heads, head_dim=head_dim)
+
+    def project(
+        self,
+        build: BlockBuilder,
+        source: str,
+        *,
+        bias: bool,
+        names: tuple[str, str, str] = SPLIT_NAMES,
+    ) -> tuple[str, str, str]:
+        """Query, key and value, each by a Linear of its own."""
+        widths = (self.query_width, self.kv_width, self.kv_width)
+        query, key, value = (
+            build.linear(
+                name, source, width, bias=bias, parallel=Parallel.COLUMN, is_attention=True
+            )
+            for name, width in zip(names, widths, strict=True)
+        )
+        return query, key, value
+
+    def project_fused(
+        self, build: BlockBuilder, name: str, source: str, *, bias: bool
+    ) -> tuple[str, str, str]:
+        """Query, key and value as views of what one Linear gives."""
+        width = self.query_width + 2 * self.kv_width
+        fused = build.linear(
+            name, source, width, bias=bias, parallel=Parallel.COLUMN, is_attention=True
+        )
+        return (
+            build.view(fused, self.query_width, name="query"),
+            build.view(fused, self.kv_width, name="key"),
+            build.view(fused, self.kv_width, name="value"),
+        )
+
+    def rotate(
+        self,
+        build: BlockBuilder,
+        query: str,
+        key: str,
+        *,
+        rotary_dim: int | None = None,
+        table: RotaryTable = RotaryTable.HIDDEN,
+    ) -> tuple[str, str]:
+        """Rotary positions on the first `rotary_dim` elements of each head of query and key."""
+        per_head = rotary_dim or self.head_dim
+        return (
+            build.rotary(query, rotary_width=self.num_heads * per_head, table=table),
+            build.rotary(key, rotary_width=self.num_kv_heads * per_head, table=table),
+        )
+
     def attend(
-        self, build: BlockBuilder, query: str, key: str, value: str, *, dropout: float = 0.0
+        self,
+        build: BlockBuilder,
+        query: str,
+        key: str,
+        value: str,
+        *,
+        dropout: float = 0.0,
+        softmax_fp32: bool = True,
+        softcap: bool = False,
+        alibi: bool = False,
+        explicit_mask: bool = False,
+        sinks_name: str | None = None,
     ) -> str:
-        """Plain softmax attention over these heads."""
+        """Softmax attention over these heads."""
         return build.attention(
             query,
             key,
@@ -56,13 +131,31 @@ class Heads:
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             dropout=dropout,
+            softmax_fp32=softmax_fp32,
+            softcap=softcap,
+            alibi=alibi,
+            explicit_mask=explicit_mask,
+            sinks_name=sinks_name,
         )
 
 
-def token_stem(*, vocab: int, width: int, name: str = "model.embed_tokens") -> Block:
-    """A token embedding and nothing else."""
+def token_stem(
+    *, vocab: int, width: int, name: str = "model.embed_tokens", dropout: float = 0.0
+) -> Block:
+    """A token embedding and nothing else but dropout."""
     build = BlockBuilder()
-    return build.build(build.embed(name, rows=vocab, width=width, kind=EmbeddingKind.TOKEN))
+    tokens = build.embed(name, rows=vocab, width=width, kind=EmbeddingKind.TOKEN)
+    return build.build(build.dropout(tokens, dropout))
+
+
+def learned_stem(
+    *, vocab: int, width: int, prefix: str, names: tuple[str, str], rows: int, dropout: float
+) -> Block:
+    """Token and position embeddings added, then dropout."""
+    build = BlockBuilder(prefix=prefix)
+    tokens = build.embed(names[0], rows=vocab, width=width, kind=EmbeddingKind.TOKEN)
+    places = build.embed(names[1], rows=rows, width=width, kind=EmbeddingKind.POSITION)
+    return build.build(build.dropout(build.add(tokens, places), dropout))
 
 
 def rms_tail(hidden: int, *, kind: NormKind = NormKind.RMS, name: str = "model.norm") -> Block:
@@ -71,10 +164,47 @@ def rms_tail(hidden: int, *, kind: NormKind = NormKind.RMS, name: str = "model.n
     return build.build(build.norm(name, "x", kind=kind))
 
 
-def lm_head(width: int, vocab: int, *, tied: bool, bias: bool = False) -> Block:
+def layer_norm_tail(hidden: int, name: str) -> Block:
+    """A final LayerNorm."""
+    build = BlockBuilder(width=hidden)
+    return build.build(layer_norm(build, name, "x"))
+
+
+def lm_head(
+    width: int, vocab: int, *, tied: bool, bias: bool = False, name: str = "lm_head"
+) -> Block:
     """The Linear that makes the logits."""
     build = BlockBuilder(width=width)
-    return build.build(build.linear("lm_head", "x", vocab, bias=bias, tied=tied))
+    return build.build(build.linear(name, "x", vocab, bias=bias, tied=tied))
+
+
+def layer_norm(build: BlockBuilder, name: str, source: str, *, affine: bool = True) -> str:
+    """`nn.LayerNorm`, with weight and bias unless not `affine`."""
+    return build.norm(name, source, kind=NormKind.LAYER, weight=affine, bias=affine)
+
+
+def attention_output(
+    build: BlockBuilder, name: str, source: str, hidden: int, *, bias: bool
+) -> str:
+    """The projection from all heads back to the residual stream."""
+    return build.linear(name, source, hidden, bias=bias, parallel=Parallel.ROW, is_attention=True)
+
+
+def plain_mlp(
+    build: BlockBuilder,
+    source: str,
+    intermediate: int,
+    *,
+    names: tuple[str, str],
+    function: str,
+    bias: bool = True,
+    inner_dropout: float = 0.0,
+) -> str:
+    """`down(dropout(act(up(x))))`."""
+    hidden = build.width_of(source)
+    up = build.linear(names[0], source, intermediate, bias=bias, parallel=Parallel.COLUMN)
+    active = build.dropout(build.activation(up, function), inner_dropout)
+    return build.linear(names[1], active, hidden, bias=bias, parallel=Parallel.ROW)
 
 
 def gated_mlp(
