@@ -1,0 +1,223 @@
+"""The model of a step, built on the meta device by transformers and peft themselves."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from src.errors import UserError
+from src.measure.options import LoopOptions
+from src.spec import Attention, Checkpointing, Finetune, Job, Precision
+
+ATTENTION_IMPLEMENTATIONS = {
+    Attention.FLASH: "flash_attention_2",
+    Attention.SDPA: "sdpa",
+    Attention.EAGER: "eager",
+}
+
+ATTENTION_PROJECTIONS = (
+    frozenset({"q_proj", "k_proj", "v_proj", "o_proj"}),
+    frozenset({"q_proj", "k_proj", "v_proj", "out_proj"}),
+    frozenset({"q_proj", "k_proj", "v_proj", "dense"}),
+    frozenset({"q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"}),
+    frozenset({"q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"}),
+    frozenset({"query_key_value", "dense"}),
+    frozenset({"qkv_proj", "out_proj"}),
+    frozenset({"qkv_proj", "o_proj"}),
+    frozenset({"c_attn", "c_proj"}),
+    frozenset({"query", "key", "value", "dense"}),
+)
+"""Names of the Linears inside an attention module, per family."""
+
+
+def weight_dtype(precision: Precision) -> torch.dtype:
+    """Dtype of the stored weights."""
+    return torch.bfloat16 if precision is Precision.BF16_TRUE else torch.float32
+
+
+def autocast_dtype(precision: Precision) -> torch.dtype | None:
+    """Dtype that autocast computes in; None where there is no autocast."""
+    mixed = {Precision.BF16_MIXED: torch.bfloat16, Precision.FP16_MIXED: torch.float16}
+    return mixed.get(precision)
+
+
+def _config(job: Job) -> Any:
+    from transformers import AutoConfig
+
+    values = {key: value for key, value in job.model.config.items() if key != "model_type"}
+    for key in ("torch_dtype", "dtype", "quantization_config", "transformers_version"):
+        values.pop(key, None)
+    if job.model.model_type == "bert":
+        values["is_decoder"] = True
+    try:
+        config = AutoConfig.for_model(job.model.model_type, **values)
+    except (ValueError, KeyError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            key="model_type",
+            value=job.model.model_type,
+            allowed=f"transformers refuses its config: {reason[:300]}",
+        ) from error
+    config.use_cache = False
+    return config
+
+
+def build_model(job: Job) -> nn.Module:
+    """The causal language model of `job` on the meta device, in training mode.
+
+    Raises:
+        UserError: transformers does not know the model, or not with this attention.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    config = _config(job)
+    implementation = ATTENTION_IMPLEMENTATIONS[job.attention]
+    try:
+        with warnings.catch_warnings(), torch.device("meta"):
+            warnings.simplefilter("ignore")
+            model: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config,
+                attn_implementation=implementation,
+                **{_dtype_argument(): weight_dtype(job.precision)},
+            )
+    except (ValueError, ImportError, KeyError, AttributeError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            key="attention" if "ttention" in reason else "model",
+            value=job.attention if "ttention" in reason else job.model.name,
+            allowed=f"transformers cannot build this model so: {reason[:300]}",
+        ) from error
+    tie = getattr(model, "tie_weights", None)
+    if tie is not None:
+        tie()
+    return model.train()
+
+
+def _dtype_argument() -> str:
+    import transformers
+
+    return "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
+
+
+def enable_checkpointing(model: Any, job: Job, loop: LoopOptions) -> None:
+    """Recompute each block in the backward pass, as the Trainer switches it on.
+
+    The random-number state is not kept: that state lives on the host.
+    """
+    if job.checkpointing is not Checkpointing.FULL:
+        return
+    kwargs = {"use_reentrant": loop.reentrant_checkpointing, "preserve_rng_state": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+        except ValueError as error:
+            raise UserError(
+                key="checkpointing", value=job.checkpointing, allowed=str(error).splitlines()[0]
+            ) from error
+    if job.finetune.is_lora:
+        model.enable_input_require_grads()
+
+
+def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules whose class is an attention, innermost ones that hold Linears."""
+    for name, module in model.named_modules():
+        if "ttention" in type(module).__name__ and any(
+            _is_linear(child) for child in module.children()
+        ):
+            yield name, module
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def lora_targets(model: nn.Module, finetune: Finetune) -> list[str] | str:
+    """PEFT's `target_modules`: those given, `all-linear`, or the attention's own Linears.
+
+    Full paths are returned for the attention's Linears, since short names ("dense", "c_proj") also
+    occur elsewhere in a block.
+
+    Raises:
+        UserError: the model has no attention module with Linears.
+    """
+    if finetune.targets == ("all-linear",):
+        return "all-linear"
+    if finetune.targets:
+        return list(finetune.targets)
+    found = [
+        f"{name}.{child}"
+        for name, module in attention_modules(model)
+        for child, linear in module.named_children()
+        if _is_linear(linear)
+    ]
+    # BERT keeps the output projection in a module of its own beside the attention.
+    found += [
+        f"{name}.dense"
+        for name, module in model.named_modules()
+        if type(module).__name__ == "BertSelfOutput"
+    ]
+    if not found:
+        raise UserError(
+            key="finetune.targets",
+            value="[]",
+            allowed="name the Linears: no attention projections were found in this model",
+        )
+    return found
+
+
+def add_lora(model: Any, job: Job, loop: LoopOptions) -> nn.Module:
+    """`model` with PEFT's adapters on the meta device; everything else frozen.
+
+    Raises:
+        UserError: PEFT is missing, or refuses the targets.
+    """
+    try:
+        import peft
+    except ImportError as error:
+        raise UserError(
+            key="finetune.kind", value="lora", allowed="needs the peft package"
+        ) from error
+    finetune = job.finetune
+    config = peft.LoraConfig(
+        r=finetune.r,
+        lora_alpha=finetune.alpha,
+        lora_dropout=finetune.dropout,
+        target_modules=lora_targets(model, finetune),
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=any(type(m).__name__ == "Conv1D" for m in model.modules()),
+    )
+    if loop.kbit_preparation:
+        _prepare_for_kbit(model)
+    try:
+        with warnings.catch_warnings(), torch.device("meta"):
+            warnings.simplefilter("ignore")
+            wrapped: nn.Module = peft.get_peft_model(
+                model, config, autocast_adapter_dtype=loop.fp32_adapters
+            )
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            key="finetune.targets",
+            value=list(finetune.targets),
+            allowed=f"peft refuses them: {str(error).splitlines()[0][:300]}",
+        ) from error
+    return wrapped.train()
+
+
+def _prepare_for_kbit(model: nn.Module) -> None:
+    """What `prepare_model_for_kbit_training` does to parameters that are not quantised: fp32."""
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            half = parameter is not None and parameter.dtype in (torch.float16, torch.bfloat16)
+            if (
+                parameter is not None
+                and half
+                and not getattr(parameter, "is_quantized_4bit", False)
+            ):
+                module._parameters[name] = nn.Parameter(parameter.float(), requires_grad=False)

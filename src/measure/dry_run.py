@@ -1,0 +1,133 @@
+"""One training step on a simulated GPU: build, run twice, read the trace."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+from functools import partial
+
+import torch
+from torch import nn
+
+from src.errors import UserError
+from src.measure.blocks import find_blocks
+from src.measure.build import add_lora, autocast_dtype, build_model, enable_checkpointing
+from src.measure.case import Case
+from src.measure.ledger import summarize
+from src.measure.optimizers import build_optimizer, host_tensors, state_tensors
+from src.measure.result import DryRunResult, Owner
+from src.measure.simulated import SimulatedDevice
+from src.measure.training import Training, run_steps, watch_blocks
+from src.spec import Attention, Method, Precision
+
+MEASURED_STEP = 2
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of the libraries whose code the step ran."""
+    names = ("torch", "transformers", "peft", "accelerate")
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def check(case: Case) -> None:
+    """Refuse what the dry run cannot run.
+
+    Raises:
+        UserError: says why, in one line.
+    """
+    step, job = case.step, case.step.job
+    if step.method.is_zero:
+        raise UserError(
+            key="method",
+            value=step.method,
+            allowed="DeepSpeed's engine is not part of the dry run; the formula covers it",
+        )
+    if step.method is not Method.SINGLE:
+        raise UserError(key="method", value=step.method, allowed="the dry run knows single")
+    if job.attention is Attention.FLASH:
+        if step.gpu.compute_capability < (8, 0):
+            raise UserError(
+                key="attention",
+                value="flash",
+                allowed=f"FlashAttention-2 needs compute capability 8.0; {step.gpu.sku} has "
+                + ".".join(map(str, step.gpu.compute_capability)),
+            )
+        if job.precision is Precision.FP32:
+            raise UserError(
+                key="attention", value="flash", allowed="FlashAttention-2 runs no fp32; use sdpa"
+            )
+
+
+def build(case: Case) -> nn.Module:
+    """The case's model on the meta device, with adapters and checkpointing."""
+    job, loop = case.step.job, case.loop
+    model = build_model(job)
+    enable_checkpointing(model, job, loop)
+    return add_lora(model, job, loop) if job.finetune.is_lora else model
+
+
+def _prepare(case: Case, model: nn.Module, device: SimulatedDevice) -> Training:
+    step, job, loop = case.step, case.step.job, case.loop
+    blocks = find_blocks(model)
+    device.load(model)
+    device.set_num_blocks(len(blocks))
+    device.watch_gradients(model)
+    watch_blocks(blocks, device.reached_block)
+    dtype = autocast_dtype(job.precision)
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    device.trace.vocab_sizes = frozenset({_vocab_size(model)})
+    device.trace.num_tokens = step.micro_batch * job.seq_len
+    return Training(
+        model=model,
+        optimizer=build_optimizer(model, job, loop),
+        make_batch=device.make_batch,
+        autocast=None if dtype is None else partial(device.autocast, dtype),
+        clip=_clipping(trainable, loop.max_grad_norm),
+        loop=loop,
+        grad_accum=job.grad_accum,
+    )
+
+
+def _vocab_size(model: nn.Module) -> int:
+    get = getattr(model, "get_output_embeddings", None)
+    head = get() if callable(get) else None
+    return int(head.weight.shape[0]) if head is not None else 0
+
+
+def _clipping(parameters: list[nn.Parameter], max_norm: float) -> partial[torch.Tensor] | None:
+    if not max_norm:
+        return None
+    return partial(nn.utils.clip_grad_norm_, parameters, max_norm, foreach=True)
+
+
+def dry_run(case: Case) -> DryRunResult:
+    """Peaks of the case's second optimizer step, allocated level.
+
+    Raises:
+        UserError: the case cannot be built or simulated.
+    """
+    check(case)
+    device = SimulatedDevice(case.step)
+    with warnings.catch_warnings(), device.libraries():
+        warnings.simplefilter("ignore")
+        model = build(case)
+        with device.running():
+            return _run(case, model, device)
+
+
+def _run(case: Case, model: nn.Module, device: SimulatedDevice) -> DryRunResult:
+    training = _prepare(case, model, device)
+
+    def after_first() -> None:
+        device.trace.own(state_tensors(training.optimizer), Owner.OPTIMIZER_STATES)
+        device.trace.forget(host_tensors(training.optimizer))
+
+    run_steps(training, device, after_first=after_first)
+    entries = list(device.trace.entries)
+    return summarize(entries, step=MEASURED_STEP, versions=library_versions(), notes=())

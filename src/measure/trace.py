@@ -1,0 +1,261 @@
+"""Follow every storage of a fake-tensor run: birth, resize and free, and whose bytes it holds."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from src.measure.result import Instant, Owner
+
+aten = torch.ops.aten
+
+ENGINE_ADD_REFERENCES = 4
+"""`Tensor._use_count()` of an operand of the autograd engine's accumulation that nobody else holds:
+the engine's buffer, the dispatcher's stack and two of Python's."""
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """One storage's bytes from allocation to free.
+
+    Attributes:
+        number: order of birth.
+        num_bytes: bytes asked for.
+        stream: the stream it belongs to.
+        owner: whose bytes; `temporaries` until something better is known.
+        in_forward: born in a forward pass, or in the recomputation of one.
+        forward_region: which uninterrupted stretch of forward operations bore it.
+        outlived: whether it outlived that stretch.
+    """
+
+    number: int
+    num_bytes: int
+    stream: int
+    owner: Owner
+    in_forward: bool
+    forward_region: int
+    outlived: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One line of the trace: `num_bytes` of `block` come alive (or, negative, are freed)."""
+
+    block: Block
+    num_bytes: int
+    instant: Instant
+    step: int
+
+
+WorkspaceRule = Callable[[Any, tuple[Any, ...], Any, bool], tuple[int, int]]
+"""(operator, arguments, result, in backward) -> bytes while it runs, bytes that stay."""
+
+
+class Trace:
+    """The record. `Recorder` writes it; whoever runs the step says where in the step it is.
+
+    Attributes:
+        entries: what happened, in order.
+        instant: the current window.
+        step: optimizer step, 0 while loading.
+        stream: stream that allocations go to.
+        vocab_sizes: last dimensions that make a large tensor `logits`.
+        num_tokens: tokens of a micro batch.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.instant = Instant.LOAD
+        self.step = 0
+        self.stream = 0
+        self.backward = False
+        self.vocab_sizes: frozenset[int] = frozenset()
+        self.num_tokens = 0
+        self.default_owner = Owner.TEMPORARIES
+        self._region = 0
+        self._in_region = False
+        self._live: dict[int, tuple[Block, Any]] = {}
+        self._tensors: dict[int, list[Any]] = {}
+        self._region_blocks: list[Block] = []
+        self._count = 0
+
+    def note_operation(self, *, forward: bool) -> None:
+        """Close or open a stretch of forward operations before an operator runs."""
+        if forward and not self._in_region:
+            self._region += 1
+        elif not forward and self._in_region:
+            live = {id(block) for block, _ in self._live.values()}
+            for block in self._region_blocks:
+                block.outlived = id(block) in live
+            self._region_blocks.clear()
+        self._in_region = forward
+
+    def born(self, num_bytes: int, owner: Owner | None = None) -> Block:
+        """A block of bytes that no tensor shows, or a storage's."""
+        self._count += 1
+        block = Block(
+            number=self._count,
+            num_bytes=num_bytes,
+            stream=self.stream,
+            owner=owner or self.default_owner,
+            in_forward=self._in_region,
+            forward_region=self._region,
+        )
+        if self._in_region:
+            self._region_blocks.append(block)
+        self.entries.append(Entry(block, num_bytes, self.instant, self.step))
+        return block
+
+    def freed(self, block: Block) -> None:
+        """The block's bytes are free."""
+        if block.num_bytes:
+            self.entries.append(Entry(block, -block.num_bytes, self.instant, self.step))
+            block.num_bytes = 0
+
+    def follow(self, tensor: torch.Tensor, owner: Owner | None = None) -> None:
+        """Record the storage of `tensor` if it is new; remember that `tensor` views it."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._live.get(key)
+        if known is None:
+            num_bytes = storage.nbytes()
+            block = self.born(num_bytes, owner) if num_bytes else self.empty_block()
+
+            def on_death(_: object) -> None:
+                del self._live[key]
+                self._tensors.pop(key, None)
+                self.freed(block)
+
+            self._live[key] = (block, weakref.ref(storage, on_death))
+            self._tensors[key] = []
+        views = self._tensors[key]
+        if not any(view() is tensor for view in views):
+            views.append(weakref.ref(tensor))
+
+    def empty_block(self) -> Block:
+        """The block of a storage without bytes; it may be resized later."""
+        self._count += 1
+        return Block(self._count, 0, self.stream, self.default_owner, False, 0)
+
+    def resized(self, storage: torch.UntypedStorage, num_bytes: int) -> None:
+        """`storage` has been resized to `num_bytes`: one free and one allocation."""
+        known = self._live.get(storage._cdata)
+        if known is None or known[0].num_bytes == num_bytes:
+            return
+        block = known[0]
+        self.freed(block)
+        block.num_bytes = num_bytes
+        if num_bytes:
+            block.stream = self.stream
+            self.entries.append(Entry(block, num_bytes, self.instant, self.step))
+
+    def own(self, tensors: Iterable[torch.Tensor], owner: Owner) -> None:
+        """Say whose bytes the storages of `tensors` are."""
+        for tensor in tensors:
+            known = self._live.get(tensor.untyped_storage()._cdata)
+            if known is not None:
+                known[0].owner = owner
+
+    def forget(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Take back the storages of `tensors`: a CUDA run keeps them on the host."""
+        for tensor in tensors:
+            known = self._live.get(tensor.untyped_storage()._cdata)
+            if known is not None:
+                self.freed(known[0])
+
+    def owner_of(self, tensor: torch.Tensor) -> Owner | None:
+        """Whose bytes the storage of `tensor` holds; None if it is not followed."""
+        known = self._live.get(tensor.untyped_storage()._cdata)
+        return None if known is None else known[0].owner
+
+    def is_sole_view(self, tensor: torch.Tensor) -> bool:
+        """Whether no other live tensor shares the storage of `tensor`."""
+        views = self._tensors.get(tensor.untyped_storage()._cdata, [])
+        return all(view() is None or view() is tensor for view in views)
+
+
+def _is_engine_accumulation(func: Any, args: tuple[Any, ...], trace: Trace) -> bool:
+    """Whether the autograd engine adds two gradients and would do it in place on CUDA.
+
+    `can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp: a plain dense tensor that the
+    engine's buffer alone holds. The engine excludes tensor subclasses, which fake tensors are.
+    """
+    if func is not aten.add.Tensor or not trace.backward or torch.is_grad_enabled():
+        return False
+    mine, other = args[0], args[1]
+    return (
+        isinstance(other, torch.Tensor)
+        and mine.shape == other.shape
+        and mine.dtype == other.dtype
+        and mine.dim() > 0
+        and mine._use_count() <= ENGINE_ADD_REFERENCES
+        and trace.is_sole_view(mine)
+    )
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Write every operator's new storages into a trace; entered above the fake-tensor mode.
+
+    Args:
+        trace: the record.
+        workspace: rule for bytes that an operator's kernel takes besides its results.
+        fix: changes an operator's results to what CUDA returns.
+    """
+
+    def __init__(
+        self, trace: Trace, *, workspace: WorkspaceRule, fix: Callable[[Any, Any], Any]
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trace = trace
+        self.workspace = workspace
+        self.fix = fix
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops.prim.device.default:
+            return func(*args, **(kwargs or {}))
+        trace = self.trace
+        in_forward = trace.instant is Instant.FORWARD_END
+        trace.note_operation(forward=in_forward or (trace.backward and torch.is_grad_enabled()))
+        if _is_engine_accumulation(func, args, trace):
+            aten.add_.Tensor(args[0], args[1])
+            return args[0]
+        result = self.fix(func, func(*args, **(kwargs or {})))
+        owner = self._owner(func, args)
+        for leaf in tree_iter(result):
+            if isinstance(leaf, torch.Tensor):
+                trace.follow(leaf, owner or self._logits_owner(leaf))
+        self._take_workspace(func, args, result)
+        return result
+
+    def _owner(self, func: Any, args: tuple[Any, ...]) -> Owner | None:
+        is_cast = func is aten._to_copy.default
+        if is_cast and self.trace.owner_of(args[0]) in (Owner.WEIGHTS, Owner.GATHERED_WEIGHTS):
+            return Owner.CAST_WEIGHTS
+        return None
+
+    def _logits_owner(self, tensor: torch.Tensor) -> Owner | None:
+        trace = self.trace
+        if not trace.step or tensor.dim() < 2 or tensor.shape[-1] not in trace.vocab_sizes:
+            return None
+        rows = tensor.numel() // tensor.shape[-1]
+        return Owner.LOGITS if rows and trace.num_tokens % rows == 0 and rows > 1 else None
+
+    def _take_workspace(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        trace = self.trace
+        transient, lasting = self.workspace(func, args, result, trace.backward)
+        if lasting:
+            trace.born(lasting, Owner.WORKSPACE)
+        if transient:
+            trace.freed(trace.born(transient, Owner.WORKSPACE))
