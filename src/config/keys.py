@@ -1,0 +1,185 @@
+"""Every key of `src.estimate`: what is allowed, what it means; the help text is made from this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from src.errors import UserError, nearest
+from src.spec import (
+    Attention,
+    Checkpointing,
+    EstimatorKind,
+    FinetuneKind,
+    Loss,
+    Method,
+    Optimizer,
+    Precision,
+)
+
+FORMATS = ("table", "json", "csv")
+LISTINGS = ("models", "gpus", "methods")
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+class ValueKind(StrEnum):
+    """How the text after `key=` is read."""
+
+    TEXT = "text"
+    OPTIONAL_TEXT = "optional text"
+    WORDS = "words"
+    LITERAL = "literal"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """One key.
+
+    Attributes:
+        allowed: its values, in words.
+        meaning: what it is; one short clause.
+        kind: text is taken as it stands, words become a list, literals go through Hydra's grammar.
+    """
+
+    allowed: str
+    meaning: str
+    kind: ValueKind = ValueKind.LITERAL
+
+
+def _choices(values: Iterable[str]) -> str:
+    return " | ".join(values)
+
+
+def _choice(kind: type[StrEnum], meaning: str) -> Key:
+    return Key(allowed=_choices(kind), meaning=meaning, kind=ValueKind.TEXT)
+
+
+_COUNT = "a whole number, 1 or more"
+_COUNT_OR_NULL = f"{_COUNT}, or null"
+_ELEMENTS = "elements, 0 or more"
+
+KEYS: dict[str, Key] = {
+    "model": Key(
+        allowed="a name or hub id of list=models, a config.json or its folder, owner/name",
+        meaning="the model",
+        kind=ValueKind.TEXT,
+    ),
+    "arch": Key(allowed="arch.<field>=value", meaning="overrides a field of the model's config"),
+    "gpus": Key(allowed=_COUNT, meaning="GPUs of the job"),
+    "gpu": Key(
+        allowed="a name of list=gpus | auto",
+        meaning="the GPU; auto: this machine's",
+        kind=ValueKind.TEXT,
+    ),
+    "gpus_per_node": Key(allowed=_COUNT_OR_NULL, meaning="null: as usual for the GPU"),
+    "internode_gbps": Key(allowed="GB/s, more than 0", meaning="network per GPU between nodes"),
+    "method": Key(
+        allowed=f"all | one or a [list] of: {', '.join(Method)}",
+        meaning="methods to compare",
+        kind=ValueKind.WORDS,
+    ),
+    "tp": Key(allowed=_COUNT_OR_NULL, meaning="tensor-parallel degree; null: all possible"),
+    "finetune": _choice(FinetuneKind, "which parameters are trained"),
+    "finetune.r": Key(allowed=_COUNT, meaning="LoRA's rank"),
+    "finetune.alpha": Key(allowed=_COUNT, meaning="LoRA's scale; no memory"),
+    "finetune.dropout": Key(allowed="0 or more and below 1", meaning="LoRA's dropout"),
+    "finetune.targets": Key(
+        allowed="[names of Linears] | [all-linear]",
+        meaning="where adapters go; []: attention",
+        kind=ValueKind.WORDS,
+    ),
+    "precision": _choice(Precision, "of weights and computation"),
+    "optimizer": _choice(Optimizer, "adamw and sgd: foreach"),
+    "seq_len": Key(allowed=_COUNT, meaning="tokens of each sequence"),
+    "micro_batch": Key(
+        allowed=_COUNT_OR_NULL, meaning="sequences per GPU and pass; null: the largest that fits"
+    ),
+    "grad_accum": Key(allowed=_COUNT, meaning="micro steps per optimizer step"),
+    "checkpointing": _choice(Checkpointing, "of activations"),
+    "attention": _choice(Attention, "attn_implementation of transformers"),
+    "loss": _choice(Loss, "how the loss is computed"),
+    "estimator": _choice(EstimatorKind, "who answers"),
+    "zero.reduce_bucket_size": Key(allowed="elements, 1 or more", meaning="DeepSpeed's"),
+    "zero.allgather_bucket_size": Key(allowed="elements, 1 or more", meaning="DeepSpeed's"),
+    "zero.prefetch_bucket_size": Key(allowed=_ELEMENTS, meaning="DeepSpeed's, stage 3"),
+    "zero.param_persistence_threshold": Key(allowed=_ELEMENTS, meaning="DeepSpeed's, stage 3"),
+    "zero.max_live_parameters": Key(allowed=_ELEMENTS, meaning="DeepSpeed's, stage 3"),
+    "trust_remote_code": Key(allowed="true | false", meaning="run code of a hub model's owner"),
+    "format": Key(
+        allowed=_choices(FORMATS), meaning="what is printed on stdout", kind=ValueKind.TEXT
+    ),
+    "plot": Key(
+        allowed=f"FILE{_choices(PLOT_SUFFIXES).replace(' | ', '|')} | null",
+        meaning="draws the ledgers of all methods",
+        kind=ValueKind.OPTIONAL_TEXT,
+    ),
+    "list": Key(
+        allowed=_choices(LISTINGS),
+        meaning="prints what there is, and nothing else",
+        kind=ValueKind.OPTIONAL_TEXT,
+    ),
+}
+
+_OTHER_NAMES = {
+    "model_name": "model",
+    "model_name_or_path": "model",
+    "num_gpus": "gpus",
+    "n_gpus": "gpus",
+    "world_size": "gpus",
+    "gpu_type": "gpu",
+    "batch_size": "micro_batch",
+    "bs": "micro_batch",
+    "per_device_train_batch_size": "micro_batch",
+    "sequence_length": "seq_len",
+    "max_seq_len": "seq_len",
+    "max_length": "seq_len",
+    "gradient_accumulation_steps": "grad_accum",
+    "gradient_checkpointing": "checkpointing",
+    "attn_implementation": "attention",
+    "dtype": "precision",
+    "optim": "optimizer",
+    "r": "finetune.r",
+    "lora_r": "finetune.r",
+    "target_modules": "finetune.targets",
+    "lora": "finetune",
+    "strategy": "method",
+    "output": "format",
+}
+
+
+def check_key(key: str, value: object) -> None:
+    """Raise UserError with the nearest key unless `key` exists."""
+    if key in KEYS or key.startswith("arch."):
+        return
+    plain = key.casefold().replace("-", "_")
+    close = [_OTHER_NAMES[plain]] if plain in _OTHER_NAMES else nearest(plain, KEYS, count=2)
+    hint = f"did you mean {' or '.join(close)}?" if close else "--help lists every key"
+    raise UserError(key=key, value=value, allowed=f"unknown key; {hint}")
+
+
+def help_text() -> str:
+    """The text of `--help`."""
+    width = max(map(len, KEYS))
+    lines = [
+        f"  {name:<{width}}  {key.allowed}; {key.meaning}".rstrip("; ")
+        for name, key in KEYS.items()
+    ]
+    return "\n".join(
+        [
+            "How much GPU memory does a fine-tuning job need, and which method runs it fastest?",
+            "",
+            "usage: python -m src.estimate key=value ...",
+            "",
+            "Keys (a value in quotes or with spaces: quote the whole argument):",
+            *lines,
+            "",
+            "Examples:",
+            "  python -m src.estimate model=opt-1.3b gpus=4",
+            "  python -m src.estimate model=llama-3-8b gpus=8 gpu=h100-80gb finetune=lora",
+            "  python -m src.estimate model=./config.json method=[fsdp,zero3] gpus=4 format=json",
+            "",
+            "stdout holds the answer alone. Exit 0: something fits, 3: nothing does, 1: bad input.",
+            "--cfg job prints the composed configuration, --version the version.",
+        ]
+    )

@@ -1,0 +1,200 @@
+"""From the composed configuration to frozen specs; below this no one sees a DictConfig."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from src.config.gpu import resolve_gpu
+from src.config.keys import FORMATS, KEYS, LISTINGS, PLOT_SUFFIXES
+from src.config.model import resolve_model
+from src.errors import UserError, unknown_name
+from src.spec import (
+    Attention,
+    Checkpointing,
+    Cluster,
+    EstimatorKind,
+    Finetune,
+    FinetuneKind,
+    Gpu,
+    Job,
+    Loss,
+    Method,
+    Model,
+    Optimizer,
+    Precision,
+    Request,
+    ZeroBuffers,
+    parse_choice,
+)
+
+_ALL_METHODS = "all"
+_DEFAULT_INTERNODE_GBPS = {f.name: f.default for f in fields(Cluster)}["internode_gbps"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        request: the request.
+        warnings: what the reader has to know about how it was understood.
+    """
+
+    request: Request
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Output:
+    """What is printed and drawn.
+
+    Attributes:
+        format: one of FORMATS.
+        plot: the picture's file; None: no picture.
+        listing: one of LISTINGS, printed in place of an answer; None: the answer.
+    """
+
+    format: str
+    plot: Path | None
+    listing: str | None
+
+
+def to_output(cfg: DictConfig) -> Output:
+    """The output options.
+
+    Raises:
+        UserError: a value is not allowed.
+    """
+    keys = _container(cfg)
+    form = _choice(keys, "format", FORMATS)
+    listing = None if keys["list"] is None else _choice(keys, "list", LISTINGS)
+    plot = None
+    if keys["plot"] is not None:
+        plot = Path(keys["plot"]).expanduser()
+        if plot.suffix.casefold() not in PLOT_SUFFIXES:
+            raise UserError(key="plot", value=keys["plot"], allowed=KEYS["plot"].allowed)
+        if plot.is_dir() or not plot.parent.is_dir():
+            allowed = "a file in a folder that exists"
+            raise UserError(key="plot", value=keys["plot"], allowed=allowed)
+    return Output(format=form, plot=plot, listing=listing)
+
+
+def _choice(keys: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
+    value = str(keys[key])
+    if value not in known:
+        raise unknown_name(key=key, value=value, known=known, what=f"values of {key}")
+    return value
+
+
+def to_request(cfg: DictConfig) -> Question:
+    """The request, with every default filled in.
+
+    Raises:
+        UserError: a value is not allowed.
+    """
+    keys = _container(cfg)
+    if keys["model"] == "???":
+        raise UserError(key="model", value="", allowed=f"needed: {KEYS['model'].allowed}")
+    methods = _methods(keys["method"])
+    finetune = _finetune(keys["finetune"])
+    trust = keys["trust_remote_code"]
+    model, warnings = resolve_model(keys["model"], arch=keys["arch"], trust_remote_code=trust)
+    gpu, gpu_warnings = resolve_gpu(keys["gpu"])
+    request = Request(
+        job=_job(keys, model, finetune),
+        cluster=_cluster(keys, gpu),
+        methods=methods,
+        tp=keys["tp"],
+        micro_batch=keys["micro_batch"],
+        estimator=parse_choice(EstimatorKind, keys["estimator"], key="estimator"),
+    )
+    without_effect = _without_effect(request, gpus_per_node=keys["gpus_per_node"])
+    return Question(request=request, warnings=(*warnings, *gpu_warnings, *without_effect))
+
+
+def _container(cfg: DictConfig) -> dict[str, Any]:
+    try:
+        keys = OmegaConf.to_container(cfg, resolve=True)
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        key = getattr(error, "full_key", None) or "arguments"
+        raise UserError(key=key, value="", allowed=reason) from error
+    assert isinstance(keys, dict)
+    return {str(key): value for key, value in keys.items()}
+
+
+def _methods(names: list[str]) -> tuple[Method, ...]:
+    if names == [_ALL_METHODS]:
+        return ()
+    if not names:
+        raise UserError(key="method", value="[]", allowed=KEYS["method"].allowed)
+    methods = [parse_choice(Method, name, key="method") for name in names]
+    return tuple(dict.fromkeys(methods))
+
+
+def _finetune(keys: Mapping[str, Any]) -> Finetune:
+    kind = parse_choice(FinetuneKind, keys["kind"], key="finetune")
+    given = {name: value for name, value in keys.items() if name != "kind" and value is not None}
+    if kind is FinetuneKind.FULL and given:
+        name, value = next(iter(given.items()))
+        raise UserError(
+            key=f"finetune.{name}", value=value, allowed="only together with finetune=lora"
+        )
+    if "targets" in given:
+        given["targets"] = tuple(given["targets"])
+    return Finetune(kind=kind, **given)
+
+
+def _job(keys: Mapping[str, Any], model: Model, finetune: Finetune) -> Job:
+    return Job(
+        model=model,
+        finetune=finetune,
+        seq_len=keys["seq_len"],
+        grad_accum=keys["grad_accum"],
+        precision=parse_choice(Precision, keys["precision"], key="precision"),
+        optimizer=parse_choice(Optimizer, keys["optimizer"], key="optimizer"),
+        checkpointing=parse_choice(Checkpointing, keys["checkpointing"], key="checkpointing"),
+        attention=parse_choice(Attention, keys["attention"], key="attention"),
+        loss=parse_choice(Loss, keys["loss"], key="loss"),
+        zero=ZeroBuffers(**keys["zero"]),
+    )
+
+
+def _cluster(keys: Mapping[str, Any], gpu: Gpu) -> Cluster:
+    if not math.isfinite(keys["internode_gbps"]):
+        allowed = KEYS["internode_gbps"].allowed
+        raise UserError(key="internode_gbps", value=keys["internode_gbps"], allowed=allowed)
+    given = keys["gpus_per_node"]
+    return Cluster(
+        gpu=gpu,
+        num_gpus=keys["gpus"],
+        gpus_per_node=gpu.gpus_per_node if given is None else given,
+        internode_gbps=keys["internode_gbps"],
+    )
+
+
+def _without_effect(request: Request, *, gpus_per_node: int | None) -> list[str]:
+    """One warning for each option that was given and changes nothing, or was assumed."""
+    cluster, methods = request.cluster, request.methods
+    warnings = []
+    if gpus_per_node is not None and cluster.num_gpus == 1:
+        warnings.append("gpus_per_node has no effect with gpus=1")
+    if gpus_per_node is None and cluster.num_nodes > 1:
+        warnings.append(
+            f"{cluster.num_nodes} nodes of {cluster.gpus_per_node} GPUs are assumed, as usual for "
+            f"{cluster.gpu.sku}; gpus_per_node changes it"
+        )
+    if cluster.num_nodes == 1 and cluster.internode_gbps != _DEFAULT_INTERNODE_GBPS:
+        warnings.append("internode_gbps has no effect on one node")
+    if methods and request.job.zero != ZeroBuffers() and not any(m.is_zero for m in methods):
+        warnings.append("zero.* has no effect: no method asked for is zero1, zero2 or zero3")
+    if methods and request.tp is not None and not any(m.has_tensor_parallel for m in methods):
+        warnings.append("tp has no effect: no method asked for has tensor parallelism")
+    return warnings

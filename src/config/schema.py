@@ -1,0 +1,64 @@
+"""Types of every key of conf/estimate.yaml; Hydra refuses a value of another type.
+
+Values that are chosen from a set are plain strings here: Hydra matches enums by member name, and
+the names a user types (`bf16-mixed`) are no Python names. `request.py` reads them.
+"""
+
+from __future__ import annotations
+
+import builtins
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+
+@dataclass
+class FinetuneConfig:
+    """The group `finetune`; None where the kind has no such option."""
+
+    kind: str = MISSING
+    r: int | None = None
+    alpha: int | None = None
+    dropout: float | None = None
+    targets: list[str] | None = None
+
+
+@dataclass
+class ZeroConfig:
+    """DeepSpeed's buffer sizes in elements."""
+
+    reduce_bucket_size: int = MISSING
+    allgather_bucket_size: int = MISSING
+    prefetch_bucket_size: int = MISSING
+    param_persistence_threshold: int = MISSING
+    max_live_parameters: int = MISSING
+
+
+@dataclass
+class EstimateConfig:
+    """Every key of `src.estimate`; values and defaults are in conf/estimate.yaml."""
+
+    model: str = MISSING
+    arch: dict[str, Any] = field(default_factory=dict)
+    gpus: int = MISSING
+    gpus_per_node: int | None = None
+    gpu: str = MISSING
+    internode_gbps: float = MISSING
+    method: builtins.list[str] = MISSING
+    tp: int | None = None
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
+    precision: str = MISSING
+    optimizer: str = MISSING
+    seq_len: int = MISSING
+    micro_batch: int | None = None
+    grad_accum: int = MISSING
+    checkpointing: str = MISSING
+    attention: str = MISSING
+    loss: str = MISSING
+    estimator: str = MISSING
+    zero: ZeroConfig = field(default_factory=ZeroConfig)
+    trust_remote_code: bool = False
+    format: str = MISSING
+    plot: str | None = None
+    list: str | None = None

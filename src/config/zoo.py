@@ -1,0 +1,47 @@
+"""Models and GPUs that ship with the program, found by any of their names, whatever the case."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+_Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@lru_cache(maxsize=2)
+def index(kind: str) -> dict[str, list[str]]:
+    """Name -> its other names, the hub id or device name first; `kind` is `model` or `gpu`."""
+    table: dict[str, list[str]] = json.loads((CONF / kind / "index.json").read_text("utf-8"))
+    return table
+
+
+@lru_cache(maxsize=2)
+def _by_any_name(kind: str) -> dict[str, str]:
+    return {
+        written.casefold(): name
+        for name, others in index(kind).items()
+        for written in (name, *others)
+    }
+
+
+def find(kind: str, written: str) -> str | None:
+    """The name of the entry that is called `written`, ignoring case; None where there is none."""
+    return _by_any_name(kind).get(written.casefold())
+
+
+def all_names(kind: str) -> list[str]:
+    """Every way to write an entry, names first."""
+    table = index(kind)
+    return [*table, *(other for others in table.values() for other in others)]
+
+
+def load(kind: str, name: str) -> dict[str, Any]:
+    """The fields of conf/<kind>/<name>.yaml."""
+    with (CONF / kind / f"{name}.yaml").open(encoding="utf-8") as stream:
+        entry: dict[str, Any] = yaml.load(stream, Loader=_Loader)
+    return entry
