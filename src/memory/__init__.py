@@ -1,0 +1,27 @@
+"""The formula: what is alive at each instant of a training step, in closed form. No torch."""
+
+from __future__ import annotations
+
+from src.memory.columns import columns
+from src.memory.counts import count_model
+from src.memory.estimate import Estimate, Ledger, estimate_step, ledger_of, peak_allocated
+from src.memory.kernels import Kernel, choose_kernel, implementation
+from src.memory.levels import LevelModel, level_model
+from src.memory.terms import Instant, Term
+
+__all__ = [
+    "Estimate",
+    "Instant",
+    "Kernel",
+    "Ledger",
+    "LevelModel",
+    "Term",
+    "choose_kernel",
+    "columns",
+    "count_model",
+    "estimate_step",
+    "implementation",
+    "ledger_of",
+    "level_model",
+    "peak_allocated",
+]

@@ -1,0 +1,169 @@
+"""Parameters on one GPU, by part: left by tensor parallelism, trained, sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from src.architecture import Block, Decoder
+from src.architecture.ops import Linear, Parallel
+from src.memory.lowering import is_target
+from src.spec import Finetune
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """Elements of one part on one GPU.
+
+    Attributes:
+        base: the model's own parameters, after tensor parallelism.
+        adapters: LoRA's.
+        base_shard, adapters_shard: of those, what the fullest rank keeps when each tensor is split
+            along its first dimension over the shard group.
+        largest: the largest tensor of the model's own.
+        small: elements in tensors at or below DeepSpeed's persistence threshold.
+        trains_base: whether the model's own parameters are trained.
+    """
+
+    base: float
+    adapters: float
+    base_shard: float
+    adapters_shard: float
+    largest: float
+    small: float
+    trains_base: bool
+
+    @property
+    def trained(self) -> float:
+        """Trained elements."""
+        return (self.base if self.trains_base else 0) + self.adapters
+
+    @property
+    def trained_shard(self) -> float:
+        """Trained elements of the fullest rank's shard."""
+        return (self.base_shard if self.trains_base else 0) + self.adapters_shard
+
+    def plus(self, other: Counts) -> Counts:
+        """Both parts together."""
+        return Counts(
+            base=self.base + other.base,
+            adapters=self.adapters + other.adapters,
+            base_shard=self.base_shard + other.base_shard,
+            adapters_shard=self.adapters_shard + other.adapters_shard,
+            largest=max(self.largest, other.largest),
+            small=self.small + other.small,
+            trains_base=self.trains_base,
+        )
+
+    def times(self, factor: int) -> Counts:
+        """The part `factor` times."""
+        return Counts(
+            base=self.base * factor,
+            adapters=self.adapters * factor,
+            base_shard=self.base_shard * factor,
+            adapters_shard=self.adapters_shard * factor,
+            largest=self.largest,
+            small=self.small * factor,
+            trains_base=self.trains_base,
+        )
+
+
+def _split(rows: int, shard: int, numel: float) -> float:
+    """Elements of rank 0 when `rows` of a tensor are dealt out in equal, rounded-up runs."""
+    return -(-rows // shard) * numel / rows
+
+
+def _adapter_tensors(op: Linear, rank: int, tp: int) -> Iterator[tuple[int, float]]:
+    """(rows, elements on this GPU) of LoRA's A and B: the split side follows the Linear."""
+    column, row = op.parallel is Parallel.COLUMN, op.parallel is Parallel.ROW
+    yield rank, rank * op.in_features / (tp if row else 1)
+    yield op.width, rank * op.width / (tp if column else 1)
+
+
+def count_block(
+    block: Block, *, finetune: Finetune, tp: int, shard: int, threshold: int, adapts: bool
+) -> Counts:
+    """Counts of one block.
+
+    Args:
+        block: its operations.
+        finetune: which parameters are trained.
+        tp: tensor-parallel degree.
+        shard: GPUs over which tensors are split.
+        threshold: DeepSpeed's persistence threshold, in elements.
+        adapts: whether LoRA may adapt Linears here (it leaves the head alone).
+    """
+    base = adapters = base_shard = adapters_shard = largest = small = 0.0
+    for op in block.ops:
+        split = isinstance(op, Linear) and op.parallel is not Parallel.REPLICATED
+        for parameter in op.parameters():
+            whole_bias = isinstance(op, Linear) and op.parallel is Parallel.ROW
+            divide = split and not (whole_bias and len(parameter.shape) == 1)
+            numel = parameter.numel / (tp if divide else 1)
+            base += numel
+            base_shard += _split(parameter.shape[0], shard, numel)
+            largest = max(largest, numel)
+            small += numel if numel <= threshold else 0
+        if adapts and finetune.is_lora and isinstance(op, Linear) and is_target(op, finetune):
+            for rows, numel in _adapter_tensors(op, finetune.r, tp):
+                adapters += numel
+                adapters_shard += _split(rows, shard, numel)
+    return Counts(
+        base=base,
+        adapters=adapters,
+        base_shard=base_shard,
+        adapters_shard=adapters_shard,
+        largest=largest,
+        small=small,
+        trains_base=not finetune.is_lora,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelCounts:
+    """Counts of the parts of a model on one GPU.
+
+    Attributes:
+        edges: embeddings, final norm and head: FSDP's root unit.
+        first, last: the first and last block.
+        largest_block: the block with most parameters.
+        all: everything.
+    """
+
+    edges: Counts
+    first: Counts
+    last: Counts
+    largest_block: Counts
+    all: Counts
+
+
+@lru_cache(maxsize=1024)
+def count_model(
+    decoder: Decoder, *, finetune: Finetune, tp: int = 1, shard: int = 1, threshold: int = 0
+) -> ModelCounts:
+    """Counts of a model's parts; arguments as in `count_block`."""
+    seen: dict[int, Counts] = {}
+    whole: Counts | None = None
+    blocks: list[Counts] = []
+    for block in decoder.blocks:
+        if id(block) not in seen:
+            seen[id(block)] = count_block(
+                block, finetune=finetune, tp=tp, shard=shard, threshold=threshold, adapts=True
+            )
+        blocks.append(seen[id(block)])
+    edges = [
+        count_block(part, finetune=finetune, tp=tp, shard=shard, threshold=threshold, adapts=False)
+        for part in (decoder.stem, decoder.tail, decoder.head)
+    ]
+    together = edges[0].plus(edges[1]).plus(edges[2])
+    whole = together
+    for part in seen.values():
+        whole = whole.plus(part.times(sum(1 for block in blocks if block is part)))
+    return ModelCounts(
+        edges=together,
+        first=blocks[0],
+        last=blocks[-1],
+        largest_block=max(blocks, key=lambda part: part.base),
+        all=whole,
+    )

@@ -1,0 +1,194 @@
+"""Operations of a model as the autograd nodes that PyTorch and transformers record for them.
+
+Each function names the tensors that its operation keeps. Sources: PyTorch's `derivatives.yaml`
+(what a node saves), `autocast_mode.h` (what runs in fp32 or half precision on CUDA), transformers'
+modelling code (which operations there are). Attention is in `src.memory.attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from src.architecture import Block
+from src.architecture.ops import (
+    Activation,
+    Add,
+    Attention,
+    Copy,
+    Dropout,
+    Embed,
+    EmbeddingKind,
+    Experts,
+    Linear,
+    Multiply,
+    Norm,
+    NormKind,
+    Parallel,
+    Rotary,
+    RotaryTable,
+    View,
+)
+from src.memory.attention import lower_attention
+from src.memory.pieces import FLOAT_BYTES, Pieces
+from src.memory.size import ZERO, Size, per_token
+from src.memory.tape import Value
+from src.spec import Finetune
+
+
+@dataclass(kw_only=True)
+class Lowering(Pieces):
+    """Writes a block's operations to a tape.
+
+    Attributes:
+        hidden_bytes: bytes per element of the residual stream, which rotary tables follow.
+    """
+
+    hidden_bytes: int
+
+    def run(self, block: Block, source: Value) -> Value:
+        """Lower a block: its incoming tensor in, its outgoing one out."""
+        values = {block.source: source}
+        for op in block.ops:
+            inputs = [values[name] for name in op.inputs]
+            values[op.out] = _HANDLERS[type(op)](self, op, *inputs)
+        return values[block.out]
+
+    def linear(self, op: Linear, source: Value) -> Value:
+        """A Linear, split by tensor parallelism, with LoRA's adapters where it is a target."""
+        tp = self.regime.tp
+        share = 1 / tp if op.parallel is Parallel.COLUMN else 1.0
+        numel = op.in_features * op.width / (1 if op.parallel is Parallel.REPLICATED else tp)
+        out = self.matmul(
+            source, numel, op.width * share, share, trained=self.regime.trains_weights
+        )
+        if self.regime.finetune.is_lora and is_target(op, self.regime.finetune):
+            return self.adapter(op, source, out, share)
+        return out
+
+    def adapter(self, op: Linear, source: Value, base: Value, share: float) -> Value:
+        """PEFT's `lora.Linear`: `base + B(A(dropout(x.to(fp32)))) * scale`, cast back."""
+        rank, stored = self.regime.finetune.r, self.regime.adapter_bytes
+        taken = self.cast(source, stored)
+        if self.regime.finetune.dropout:
+            taken = self.dropout(taken)
+        if self.regime.autocast:
+            taken = self.cast(taken, self.regime.compute_bytes)
+        down = self.weight(rank * source.width, trained=True, stored_bytes=stored)
+        low = self.product(taken, down, rank, 1.0)
+        up = self.weight(rank * op.width * share, trained=True, stored_bytes=stored)
+        high = self.product(low, up, op.width * share, share)
+        scaled = self.like(high)
+        self.tape.record(scaled, [high])
+        return self.cast(self.add(base, scaled), base.dtype_bytes)
+
+    def norm(self, op: Norm, source: Value) -> Value:
+        """LayerNorm, or RMSNorm as the families write it out."""
+        width = source.width
+        groups = op.width / op.features * source.share
+        trained = op.weight and self.regime.trains_weights
+        if op.kind is NormKind.LAYER:
+            taken = self.cast(source, FLOAT_BYTES) if self.regime.autocast else source
+            out = self.like(taken)
+            statistics = self.tape.tensor(2 * groups, FLOAT_BYTES, requires_grad=False)
+            self.tape.record(out, [taken], saved=[taken, statistics])
+            return out
+        taken = self.cast(source, FLOAT_BYTES)
+        scale = self.tape.tensor(groups, FLOAT_BYTES, requires_grad=taken.requires_grad)
+        self.tape.record(
+            scale, [taken], saved=[taken, scale], temporary=per_token(width * FLOAT_BYTES)
+        )
+        normed = self.like(taken)
+        self.tape.record(
+            normed, [taken, scale], saved=[taken, scale], temporary=per_token(width * FLOAT_BYTES)
+        )
+        if op.kind is NormKind.RMS_FP32:
+            return self.cast(
+                self._scaled_by_weight(normed, FLOAT_BYTES, trained), source.dtype_bytes
+            )
+        back = self.cast(normed, source.dtype_bytes)
+        wider = max(back.dtype_bytes, self.regime.parameter_bytes)
+        return self._scaled_by_weight(back, wider, trained)
+
+    def _scaled_by_weight(self, source: Value, dtype_bytes: int, trained: bool) -> Value:
+        out = self.like(source, dtype_bytes=dtype_bytes)
+        saved = [source] if trained else []
+        temporary = source.size if trained else ZERO
+        self.tape.record(out, [source], saved=saved, temporary=temporary)
+        return out
+
+    def rotary(self, op: Rotary, source: Value) -> Value:
+        """`x * cos + rotate(x) * sin`: keeps only the tables, which all blocks share."""
+        table = {
+            RotaryTable.HIDDEN: self.hidden_bytes,
+            RotaryTable.VALUE: source.dtype_bytes,
+            RotaryTable.FP32: FLOAT_BYTES,
+        }[op.table]
+        out = self.like(source, dtype_bytes=max(source.dtype_bytes, table))
+        rotated = source.width * op.rotary_width / op.width * out.dtype_bytes
+        self.tape.record(out, [source], temporary=per_token(2 * rotated))
+        return out
+
+    def experts(self, op: Experts, source: Value, router: Value) -> Value:
+        """Tokens sorted by expert, two grouped matrix multiplies, weighted sum.
+
+        `top_k` copies of each token, balanced; transformers' `grouped_mm` implementation.
+        """
+        routed = self.tape.tensor(op.num_experts, FLOAT_BYTES, requires_grad=router.requires_grad)
+        self.tape.record(routed, [router], saved=[routed])
+        trained, copies = self.regime.trains_weights, op.top_k
+        taken = self.copy(source, copies * op.width, upcast=False)
+        inner = copies * op.intermediate
+        joint = self.matmul(
+            taken, 2 * op.num_experts * op.intermediate * op.width, 2 * inner, 1.0, trained=trained
+        )
+        gate, up = self.tape.view(joint, inner), self.tape.view(joint, inner)
+        product = self.multiply(self.activation(op.function, gate), up)
+        out = self.matmul(
+            product, op.num_experts * op.intermediate * op.width, taken.width, 1.0, trained=trained
+        )
+        weights = self.tape.tensor(copies, out.dtype_bytes, requires_grad=routed.requires_grad)
+        self.tape.record(weights, [routed])
+        weighted = self.like(out)
+        self.tape.record(weighted, [out, weights], saved=[out, weights], temporary=out.size)
+        summed = self.tape.tensor(source.width, weighted.dtype_bytes)
+        self.tape.record(summed, [self.copy(weighted, int(weighted.width), upcast=False)])
+        return self.cast(summed, source.dtype_bytes)
+
+    def embed(self, op: Embed) -> Value:
+        """A lookup keeps only its indices; its backward makes a gradient of the whole table."""
+        bytes_ = self.regime.parameter_bytes
+        table = self.tape.parameter(
+            op.rows * op.width, bytes_, requires_grad=self.regime.trains_weights
+        )
+        positions = op.kind is EmbeddingKind.POSITION
+        size = Size(per_position=op.width * bytes_) if positions else None
+        out = self.tape.tensor(op.width, bytes_, size=size)
+        self.tape.record(out, [table])
+        return out
+
+
+def is_target(op: Linear, finetune: Finetune) -> bool:
+    """Whether LoRA adapts this Linear of a block."""
+    if not op.is_module:
+        return False
+    if not finetune.targets:
+        return op.is_attention
+    last_name = op.name.rsplit(".", 1)[-1]
+    return finetune.targets == ("all-linear",) or last_name in finetune.targets
+
+
+_HANDLERS: dict[type, Callable[..., Value]] = {
+    Activation: lambda low, op, source: low.activation(op.function, source),
+    Add: lambda low, _, left, right: low.add(left, right),
+    Attention: lower_attention,
+    Copy: lambda low, op, source: low.copy(source, op.width, upcast=op.upcast),
+    Dropout: lambda low, _, source: low.dropout(source),
+    Embed: Lowering.embed,
+    Experts: Lowering.experts,
+    Linear: Lowering.linear,
+    Multiply: lambda low, _, left, right: low.multiply(left, right),
+    Norm: Lowering.norm,
+    Rotary: Lowering.rotary,
+    View: lambda low, op, source: low.tape.view(source, op.width * source.share),
+}

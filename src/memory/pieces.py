@@ -1,0 +1,160 @@
+"""What operations are made of: casts, products, sums, dropouts, as autograd nodes on a tape.
+
+Sources: PyTorch's `derivatives.yaml` (what a node saves) and `autocast_mode.h` (what runs in fp32
+or half precision on CUDA).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from src.memory.regime import Regime
+from src.memory.size import Size
+from src.memory.tape import Tape, Value
+from src.memory.terms import Term
+
+FLOAT_BYTES = 4
+MASK_BYTES = 1
+
+SAVES_OUTPUT = frozenset({"relu", "tanh", "sigmoid"})
+WRITTEN_OUT = frozenset({"gelu_new", "gelu_fast"})
+
+
+@dataclass(kw_only=True)
+class Pieces:
+    """Writes small operations to a tape under one regime.
+
+    Attributes:
+        regime: dtypes and switches.
+        tape: where the nodes go.
+    """
+
+    regime: Regime
+    tape: Tape
+
+    def like(self, source: Value, *, dtype_bytes: int | None = None) -> Value:
+        """A new tensor of the same width."""
+        bytes_ = dtype_bytes or source.dtype_bytes
+        size = source.size.times(bytes_ / source.dtype_bytes)
+        return self.tape.tensor(
+            source.width,
+            bytes_,
+            share=source.share,
+            size=size,
+            requires_grad=source.requires_grad,
+        )
+
+    def cast(self, source: Value, dtype_bytes: int) -> Value:
+        """`source.to(dtype)`: itself where it has that dtype."""
+        if source.dtype_bytes == dtype_bytes:
+            return source
+        out = self.like(source, dtype_bytes=dtype_bytes)
+        self.tape.record(out, [source])
+        return out
+
+    def weight(self, numel: float, *, trained: bool, stored_bytes: int | None = None) -> Value:
+        """A weight as a matrix multiply reads it: a half-precision copy of it under autocast."""
+        stored = stored_bytes or self.regime.parameter_bytes
+        parameter = self.tape.parameter(numel, stored, requires_grad=trained)
+        if not self.regime.autocast or stored == self.regime.compute_bytes:
+            return parameter
+        copy = self.tape.tensor(
+            0,
+            self.regime.compute_bytes,
+            size=Size(fixed=numel * self.regime.compute_bytes),
+            term=Term.CAST_WEIGHTS,
+            requires_grad=trained,
+        )
+        self.tape.record(copy, [parameter])
+        return copy
+
+    def matmul(
+        self, source: Value, numel: float, width: float, share: float, *, trained: bool
+    ) -> Value:
+        """`source @ weight.T`; keeps the source for the weight's gradient, and the weight."""
+        operand = self.cast(source, self.regime.compute_bytes) if self.regime.autocast else source
+        weight = self.weight(numel, trained=trained)
+        return self.product(operand, weight, width, share)
+
+    def product(self, operand: Value, weight: Value, width: float, share: float) -> Value:
+        """The matrix multiply itself; each operand is kept for the other's gradient."""
+        out = self.tape.tensor(
+            width,
+            operand.dtype_bytes,
+            share=share,
+            requires_grad=operand.requires_grad or weight.requires_grad,
+        )
+        saved = []
+        if weight.requires_grad:
+            saved.append(operand)
+        if operand.requires_grad:
+            saved.append(weight)
+        self.tape.record(out, [operand, weight], saved=saved)
+        return out
+
+    def activation(self, function: str, source: Value) -> Value:
+        """A pointwise function; the ones written out in Python keep each intermediate."""
+        if function in SAVES_OUTPUT:
+            out = self.like(source)
+            self.tape.record(out, [source], saved=[out])
+            return out
+        if function in ("gelu_new", "gelu_fast"):
+            return self._written_out_gelu(function, source)
+        out = self.like(source)
+        self.tape.record(out, [source], saved=[source])
+        return out
+
+    def _written_out_gelu(self, function: str, source: Value) -> Value:
+        """`0.5 x (1 + tanh(...))` in Python: the half, the tanh, its sum, and the cube's input.
+
+        Under autocast `pow` runs in fp32, and everything behind it. `gelu_fast` multiplies instead
+        of raising to a power: three more products, no fp32.
+        """
+        if function == "gelu_new":
+            base = self.cast(source, FLOAT_BYTES) if self.regime.autocast else source
+            inner = self.like(base)
+            self.tape.record(inner, [base], saved=[base], temporary=base.size)
+        else:
+            steep = self.like(source)
+            self.tape.record(steep, [source], saved=[source])
+            inner = self.multiply(self.like(source), self.multiply(steep, source))
+        tanh = self.activation("tanh", inner)
+        shifted = self.like(tanh)
+        self.tape.record(shifted, [tanh])
+        half = self.like(source)
+        self.tape.record(half, [source])
+        return self.multiply(half, shifted)
+
+    def multiply(self, left: Value, right: Value) -> Value:
+        """A product keeps both factors."""
+        wider = left if left.dtype_bytes >= right.dtype_bytes else right
+        out = self.like(wider)
+        self.tape.record(out, [left, right], saved=[left, right])
+        return out
+
+    def add(self, left: Value, right: Value) -> Value:
+        """A sum keeps nothing; its gradient is passed on, cast where a summand is narrower."""
+        wider = left if left.size.at_least(right.size) else right
+        out = self.like(wider, dtype_bytes=max(left.dtype_bytes, right.dtype_bytes))
+        passed = [summand for summand in (left, right) if summand.size == out.size]
+        self.tape.record(out, [left, right], passed=passed)
+        return out
+
+    def dropout(self, source: Value) -> Value:
+        """CUDA's `native_dropout` keeps a mask of one byte per element."""
+        out = self.like(source)
+        mask = self.tape.tensor(
+            source.width, MASK_BYTES, term=Term.DROPOUT_MASKS, requires_grad=False
+        )
+        self.tape.record(out, [source], saved=[mask])
+        return out
+
+    def copy(self, source: Value, width: int, *, upcast: bool) -> Value:
+        """A copy; keeps nothing."""
+        bytes_ = FLOAT_BYTES if upcast else source.dtype_bytes
+        local = width * source.share
+        out = self.tape.tensor(
+            local, bytes_, share=source.share, requires_grad=source.requires_grad
+        )
+        self.tape.record(out, [source])
+        return out

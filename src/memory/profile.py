@@ -1,0 +1,74 @@
+"""What a run of operations keeps and needs, worked out once per regime and cached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from src.architecture import Block
+from src.memory.lowering import Lowering
+from src.memory.regime import Regime
+from src.memory.size import ZERO, Size
+from src.memory.tape import Moment, Tape, Terms
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """One block (or stem, or tail and head) under one regime.
+
+    Attributes:
+        source: bytes of the incoming tensor.
+        out: bytes of the outgoing tensor; `out_bytes` per element.
+        saved: what is kept for the backward pass, by term, the incoming tensor included if kept.
+        saves_source: whether the incoming tensor is kept.
+        moments: moments of the backward pass that are largest at some shape.
+        parameter_gradients: gradients that the backward pass leaves, as autograd leaves them.
+    """
+
+    source: Size
+    out: Size
+    out_bytes: int
+    saved: Terms
+    saves_source: bool
+    moments: tuple[Moment, ...]
+    parameter_gradients: Size
+
+
+@lru_cache(maxsize=4096)
+def profile(
+    run: tuple[Block, ...],
+    regime: Regime,
+    *,
+    width: int,
+    source_bytes: int,
+    source_counted: bool,
+    out_bytes: int | None = None,
+) -> Profile:
+    """The profile of blocks that run one after the other.
+
+    Args:
+        run: the blocks; usually one.
+        regime: dtypes and switches.
+        width: elements per token of the incoming tensor; 0 for a stem.
+        source_bytes: bytes per element of the incoming tensor.
+        source_counted: whether the incoming tensor counts as saved here, if it is.
+        out_bytes: bytes per element that the result is cast to; None: as it comes.
+    """
+    tape = Tape()
+    source = tape.tensor(width, source_bytes, counted=source_counted)
+    low = Lowering(regime=regime, tape=tape, hidden_bytes=source_bytes)
+    out = source
+    for block in run:
+        out = low.run(block, out)
+    if out_bytes is not None:
+        out = low.cast(out, out_bytes)
+    moments, gradients = tape.walk(out)
+    return Profile(
+        source=source.size if width else ZERO,
+        out=out.size,
+        out_bytes=out.dtype_bytes,
+        saved=tape.saved(),
+        saves_source=tape.saves(source),
+        moments=tuple(moments),
+        parameter_gradients=gradients,
+    )

@@ -1,0 +1,81 @@
+"""Dtypes and switches that a job and a method imply for every operation of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from src.architecture import Decoder
+from src.memory.kernels import Kernel, choose_kernel
+from src.spec import Checkpointing, Finetune, Gpu, Job, Layout, Method, Precision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Regime:
+    """How one GPU computes.
+
+    Attributes:
+        parameter_bytes: per element of the weights that the forward pass reads.
+        compute_bytes: per element of a matrix multiply's operands.
+        autocast: whether autocast wraps the forward pass.
+        gradient_bytes: per element of a weight's gradient as autograd leaves it.
+        kernel: the attention kernel.
+        finetune: which weights are trained.
+        adapter_bytes: per element of LoRA's adapters.
+        tp: tensor-parallel degree.
+        checkpointing: what is kept for the backward pass.
+    """
+
+    parameter_bytes: int
+    compute_bytes: int
+    autocast: bool
+    gradient_bytes: int
+    kernel: Kernel
+    finetune: Finetune
+    adapter_bytes: int
+    tp: int
+    checkpointing: Checkpointing
+
+    @property
+    def trains_weights(self) -> bool:
+        """Whether the model's own weights are trained."""
+        return not self.finetune.is_lora
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether autocast makes half-precision copies of the weights."""
+        return self.autocast and self.parameter_bytes != self.compute_bytes
+
+
+def regime_of(decoder: Decoder, job: Job, method: Method, layout: Layout, gpu: Gpu) -> Regime:
+    """The regime of a job under a method.
+
+    `*-mixed` is what Hugging Face's Trainer and accelerate do: fp32 weights under autocast on one
+    GPU, with DDP and with tensor parallelism; half-precision unsharded weights under autocast with
+    FSDP (`MixedPrecisionPolicy(param_dtype)`); half-precision weights without autocast in
+    DeepSpeed, whose fp32 master copy is a term of its own.
+    """
+    precision = job.precision
+    parameter_bytes = precision.weight_bytes
+    if precision.is_mixed and (method.is_zero or method.is_fsdp):
+        parameter_bytes = 2
+    return Regime(
+        parameter_bytes=parameter_bytes,
+        compute_bytes=precision.compute_bytes,
+        autocast=precision.is_mixed and not method.is_zero,
+        gradient_bytes=parameter_bytes,
+        kernel=choose_kernel(decoder, job, gpu),
+        finetune=job.finetune,
+        adapter_bytes=adapter_bytes(precision, method),
+        tp=layout.tp,
+        checkpointing=job.checkpointing,
+    )
+
+
+def adapter_bytes(precision: Precision, method: Method) -> int:
+    """Bytes per element of LoRA's adapters in the forward pass.
+
+    PEFT makes them fp32 whatever the base model's dtype (`autocast_adapter_dtype`); DeepSpeed's
+    engine then casts them with everything else, and FSDP's mixed precision gathers them in half
+    precision.
+    """
+    return 2 if precision.is_mixed and (method.is_zero or method.is_fsdp) else 4

@@ -1,0 +1,88 @@
+"""Bytes as a function of micro batch and sequence, and the shape at which they are evaluated.
+
+Letters: B micro batch, S sequence length, S128 the sequence rounded up to 128.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeVar
+
+Number = TypeVar("Number", int, Any)
+"""An int, or a numpy array of whole numbers: every term is plain arithmetic."""
+
+
+class Size(NamedTuple):
+    """`fixed + per_token*B*S + per_score*B*S*S + per_padded*B*S128 + per_position*S`, in bytes."""
+
+    fixed: float = 0
+    per_token: float = 0
+    per_score: float = 0
+    per_padded: float = 0
+    per_position: float = 0
+
+    def plus(self, other: Size) -> Size:
+        """The sum, coefficient by coefficient."""
+        return Size(*(left + right for left, right in zip(self, other, strict=True)))
+
+    def times(self, factor: float) -> Size:
+        """Every coefficient times `factor`."""
+        return Size(*(coefficient * factor for coefficient in self))
+
+    def at(self, shape: Shape) -> Any:
+        """Bytes at a shape; an array where the shape holds arrays."""
+        return (
+            self.fixed
+            + self.per_token * shape.tokens
+            + self.per_score * shape.scores
+            + self.per_padded * shape.padded
+            + self.per_position * shape.positions
+        )
+
+    def at_least(self, other: Size) -> bool:
+        """Whether no coefficient is smaller than the other's: then it is larger at every shape."""
+        return all(left >= right for left, right in zip(self, other, strict=True))
+
+
+ZERO = Size()
+
+
+class Shape(NamedTuple):
+    """The products of micro batch and sequence that sizes are linear in; ints or arrays."""
+
+    tokens: Any
+    scores: Any
+    padded: Any
+    positions: Any
+
+    @classmethod
+    def of(cls, micro_batch: Any, seq_len: Any) -> Shape:
+        """From micro batch B and sequence length S."""
+        return cls(
+            tokens=micro_batch * seq_len,
+            scores=micro_batch * seq_len * seq_len,
+            padded=micro_batch * ((seq_len + 127) // 128 * 128),
+            positions=seq_len,
+        )
+
+
+def fixed(num_bytes: float) -> Size:
+    """Bytes that depend on neither batch nor sequence."""
+    return Size(fixed=num_bytes)
+
+
+def per_token(num_bytes: float) -> Size:
+    """Bytes per token of the micro batch."""
+    return Size(per_token=num_bytes)
+
+
+def per_score(num_bytes: float) -> Size:
+    """Bytes per pair of positions of each sequence."""
+    return Size(per_score=num_bytes)
+
+
+def total(sizes: Any) -> Size:
+    """The sum of any number of sizes."""
+    result = ZERO
+    for size in sizes:
+        result = result.plus(size)
+    return result

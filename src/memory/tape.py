@@ -1,0 +1,291 @@
+"""A symbolic autograd tape: what a forward pass keeps, and what is live as it is used up.
+
+`src.memory.lowering` writes a block's operations down as the nodes that autograd would record. The
+tape then walks them backwards as the engine does: a node's output gradient and saved tensors are
+released after it has run, a gradient that arrives second is added in place to the first, gradients
+of parameters stay. Every size is symbolic (`Size`): one walk serves every micro batch and sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from src.memory.size import ZERO, Size, total
+from src.memory.terms import Term
+
+Terms = dict[Term, Size]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Value:
+    """A tensor of the forward pass.
+
+    Attributes:
+        size: bytes of the tensor and of its gradient.
+        width: elements per token on this GPU (0 for parameters).
+        dtype_bytes: bytes per element.
+        share: the part of the full width that this GPU holds (1 / tp inside a split region).
+        storage: index of its storage; views share one.
+        requires_grad: whether a gradient flows into it.
+        is_parameter: whether that gradient stays.
+    """
+
+    size: Size
+    width: float
+    dtype_bytes: int
+    share: float
+    storage: int
+    requires_grad: bool = True
+    is_parameter: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Node:
+    out: Value
+    inputs: tuple[Value, ...]
+    saved: frozenset[int]
+    passed: frozenset[Value]
+    is_part: bool
+    temporary: Size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """Live bytes at one moment of a walk, by term; without what outlives the walk."""
+
+    terms: Terms
+    size: Size
+
+
+@dataclass
+class Tape:
+    """Records nodes, then walks them backwards."""
+
+    _sizes: list[Size] = field(default_factory=list)
+    _terms: list[Term] = field(default_factory=list)
+    _nodes: list[_Node] = field(default_factory=list)
+
+    def tensor(
+        self,
+        width: float,
+        dtype_bytes: int,
+        *,
+        share: float = 1.0,
+        size: Size | None = None,
+        term: Term = Term.SAVED_ACTIVATIONS,
+        requires_grad: bool = True,
+        counted: bool = True,
+    ) -> Value:
+        """A new tensor with a storage of its own.
+
+        Args:
+            width: elements per token on this GPU.
+            dtype_bytes: bytes per element.
+            share: part of the full width that this GPU holds.
+            size: bytes, where they are not `width * dtype_bytes` per token.
+            term: the ledger's row if it is saved.
+            requires_grad: whether a gradient flows into it.
+            counted: False for storages that are counted elsewhere.
+        """
+        bytes_ = Size(per_token=width * dtype_bytes) if size is None else size
+        self._sizes.append(bytes_ if counted else ZERO)
+        self._terms.append(term)
+        return Value(
+            size=bytes_,
+            width=width,
+            dtype_bytes=dtype_bytes,
+            share=share,
+            storage=len(self._sizes) - 1,
+            requires_grad=requires_grad,
+        )
+
+    def parameter(self, numel: float, dtype_bytes: int, *, requires_grad: bool) -> Value:
+        """A parameter; its own bytes are counted elsewhere, its gradient stays."""
+        self._sizes.append(ZERO)
+        self._terms.append(Term.WEIGHTS)
+        return Value(
+            size=Size(fixed=numel * dtype_bytes),
+            width=0,
+            dtype_bytes=dtype_bytes,
+            share=1.0,
+            storage=len(self._sizes) - 1,
+            requires_grad=requires_grad,
+            is_parameter=True,
+        )
+
+    def view(self, source: Value, width: float) -> Value:
+        """A part of a tensor, sharing its storage; `width` on this GPU."""
+        value = Value(
+            size=Size(per_token=width * source.dtype_bytes),
+            width=width,
+            dtype_bytes=source.dtype_bytes,
+            share=source.share,
+            storage=source.storage,
+            requires_grad=source.requires_grad,
+        )
+        self.record(value, [source], passed=[source], is_part=value.size != source.size)
+        return value
+
+    def record(
+        self,
+        out: Value,
+        inputs: Sequence[Value],
+        *,
+        saved: Sequence[Value] = (),
+        passed: Sequence[Value] = (),
+        is_part: bool = False,
+        temporary: Size = ZERO,
+    ) -> None:
+        """One autograd node.
+
+        Args:
+            out: its output.
+            inputs: its differentiable inputs.
+            saved: tensors it keeps for its backward.
+            passed: inputs that take the output's gradient itself, not a copy.
+            is_part: whether the output is a part of the one input.
+            temporary: bytes its backward allocates and frees besides the inputs' gradients.
+        """
+        if not any(value.requires_grad for value in inputs):
+            return
+        self._nodes.append(
+            _Node(
+                out,
+                tuple(value for value in inputs if value.requires_grad),
+                frozenset(value.storage for value in saved),
+                frozenset(passed),
+                is_part,
+                temporary,
+            )
+        )
+
+    def saved(self) -> Terms:
+        """Everything kept for the backward pass, by term; each storage once."""
+        kept = {storage for node in self._nodes for storage in node.saved}
+        return self._by_term(kept)
+
+    def saves(self, value: Value) -> bool:
+        """Whether the storage of `value` is kept."""
+        return any(value.storage in node.saved for node in self._nodes)
+
+    def _by_term(self, storages: set[int]) -> Terms:
+        terms: Terms = {}
+        for storage in sorted(storages):
+            size = self._sizes[storage]
+            if size != ZERO:
+                term = self._terms[storage]
+                terms[term] = terms.get(term, ZERO).plus(size)
+        return terms
+
+    def walk(self, out: Value) -> tuple[list[Moment], Size]:
+        """Walk backwards from the gradient of `out`.
+
+        Returns:
+            The moments that are largest at some shape, and the bytes of the parameters' gradients.
+        """
+        walk = _Walk(self._nodes, out)
+        moments: list[Moment] = []
+        for index in range(len(self._nodes) - 1, -1, -1):
+            flowing = walk.step(index)
+            if flowing is None:
+                continue
+            terms = self._by_term(walk.saved_before(index))
+            terms[Term.ACTIVATION_GRADIENTS] = flowing
+            if walk.parameter_gradients != ZERO:
+                terms[Term.UNSHARDED_GRADIENTS] = walk.parameter_gradients
+            moments.append(Moment(terms=terms, size=total(terms.values())))
+        return undominated(moments), walk.parameter_gradients
+
+
+def undominated(moments: list[Moment]) -> list[Moment]:
+    """Those moments that no other one is at least as large as at every shape."""
+    kept: list[Moment] = []
+    for moment in sorted(moments, key=lambda item: item.size, reverse=True):
+        if not any(other.size.at_least(moment.size) for other in kept):
+            kept.append(moment)
+    return kept
+
+
+class _Walk:
+    """The engine's state: gradients in flight, and what is still saved."""
+
+    def __init__(self, nodes: list[_Node], out: Value) -> None:
+        self._nodes = nodes
+        self._first_saver: dict[int, int] = {}
+        for index, node in enumerate(nodes):
+            for storage in node.saved:
+                self._first_saver.setdefault(storage, index)
+        self._first_view: dict[Value, int] = {}
+        for index, node in enumerate(nodes):
+            if node.is_part:
+                self._first_view.setdefault(node.inputs[0], index)
+        self._gradient_of: dict[Value, int] = {out: 0}
+        self._sizes: dict[int, Size] = {0: out.size}
+        self._holders: dict[int, int] = {0: 1}
+        self._parts: dict[Value, list[int]] = {}
+        self.parameter_gradients = ZERO
+
+    def saved_before(self, index: int) -> set[int]:
+        """Storages still held while node `index` runs."""
+        return {storage for storage, first in self._first_saver.items() if first <= index}
+
+    def _flowing(self) -> Size:
+        return total(self._sizes.values())
+
+    def _release(self, gradient: int) -> None:
+        self._holders[gradient] -= 1
+        if not self._holders[gradient]:
+            del self._sizes[gradient], self._holders[gradient]
+
+    def _allocate(self, size: Size) -> int:
+        gradient = max(self._sizes, default=0) + 1
+        self._sizes[gradient] = size
+        self._holders[gradient] = 1
+        return gradient
+
+    def _deliver(self, value: Value, gradient: int) -> None:
+        """Hand a gradient to a value: kept for a parameter, added in place to an earlier one."""
+        if value.is_parameter:
+            self.parameter_gradients = self.parameter_gradients.plus(self._sizes[gradient])
+            self._release(gradient)
+        elif value in self._gradient_of:
+            self._release(gradient)
+        else:
+            self._gradient_of[value] = gradient
+
+    def step(self, index: int) -> Size | None:
+        """Run one node; bytes of gradients and temporaries while it runs, None if it does not."""
+        node = self._nodes[index]
+        if node.is_part:
+            return self._step_part(index, node)
+        gradient = self._gradient_of.pop(node.out, None)
+        if gradient is None:
+            return None
+        for value in node.inputs:
+            if value in node.passed:
+                self._holders[gradient] += 1
+        fresh = [
+            gradient if value in node.passed else self._allocate(value.size)
+            for value in node.inputs
+        ]
+        peak = self._flowing().plus(node.temporary)
+        self._release(gradient)
+        for value, delivered in zip(node.inputs, fresh, strict=True):
+            self._deliver(value, delivered)
+        return peak
+
+    def _step_part(self, index: int, node: _Node) -> Size | None:
+        """Gradients of the parts of a split are joined when the last of them has arrived."""
+        source = node.inputs[0]
+        gradient = self._gradient_of.pop(node.out, None)
+        if gradient is not None:
+            self._parts.setdefault(source, []).append(gradient)
+        if self._first_view[source] != index:
+            return None
+        whole = self._allocate(source.size)
+        peak = self._flowing()
+        for part in self._parts.pop(source, []):
+            self._release(part)
+        self._deliver(source, whole)
+        return peak
