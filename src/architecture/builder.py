@@ -86,6 +86,7 @@ class BlockBuilder:
         is_attention: bool = False,
         is_module: bool = True,
         tied: bool = False,
+        bias_name: str | None = None,
     ) -> str:
         """A Linear from `source` to `width` features."""
         return self.add_op(
@@ -100,6 +101,7 @@ class BlockBuilder:
                 is_attention=is_attention,
                 is_module=is_module,
                 tied=tied,
+                bias_name=None if bias_name is None else self.prefix + bias_name,
             )
         )
 

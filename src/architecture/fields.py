@@ -41,6 +41,10 @@ class Fields:
             raise self.error(names[0], value, "a whole number, 1 or more")
         return value
 
+    def nullable(self, name: str, absent: int | None) -> int | None:
+        """A whole number, 1 or more; None where the field is null, `absent` where it is absent."""
+        return self.optional_integer(name) if name in self.model.config else absent
+
     def integer(self, *names: str) -> int:
         """A whole number, 1 or more; its absence is an error."""
         value = self.optional_integer(*names)
@@ -64,6 +68,17 @@ class Fields:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
             raise self.error(names[0], value, "0 or more and below 1")
+        return float(value)
+
+    def positive(self, name: str, *, default: float | None) -> float | None:
+        """A number above 0; null stands for none, the default for a config without the field."""
+        value = self.model.config.get(name, _MISSING)
+        if value is _MISSING:
+            return default
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise self.error(name, value, "above 0, or null")
         return float(value)
 
     def fraction(self, *names: str, default: float) -> float:
@@ -123,6 +138,32 @@ class Fields:
             allowed = f"a list of {layers}, one a layer, of {' and '.join(kinds)}"
             raise self.error("layer_types", value, allowed)
         return tuple(kind == kinds[0] for kind in value)
+
+    def alternating_windows(
+        self, layers: int, *, pattern: int, default: int
+    ) -> tuple[int | None, ...]:
+        """`sliding_window` in every block but each `pattern`-th, or as `layer_types` says.
+
+        Empty where no block has one.
+        """
+        window = self.nullable("sliding_window", default)
+        sliding = self.sliding_layers(layers)
+        if sliding is None:
+            sliding = tuple((index + 1) % pattern != 0 for index in range(layers))
+        if window is None or not any(sliding):
+            return ()
+        return tuple(window if slides else None for slides in sliding)
+
+    def indices(self, name: str) -> frozenset[int]:
+        """A list of whole numbers, 0 or more; empty where the field is absent or null."""
+        value = self.model.config.get(name)
+        if value is None:
+            return frozenset()
+        if not isinstance(value, list | tuple) or any(
+            isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in value
+        ):
+            raise self.error(name, value, "a list of whole numbers, 0 or more")
+        return frozenset(value)
 
     def rotary_fraction(self, *names: str, default: float) -> float:
         """The part of each head that is rotated, above 0 and at most 1.

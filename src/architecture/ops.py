@@ -134,6 +134,7 @@ class Linear(Unary):
         is_attention: whether it is one of the attention projections (LoRA's default targets).
         is_module: whether it is an `nn.Linear` or `Conv1D` that PEFT can adapt (routers are not).
         tied: whether the weight is the token embedding's; then it is no parameter of its own.
+        bias_name: full name of the bias where it is not `<name>.bias` (bert's head).
     """
 
     name: str
@@ -143,13 +144,14 @@ class Linear(Unary):
     is_attention: bool = False
     is_module: bool = True
     tied: bool = False
+    bias_name: str | None = None
 
     def parameters(self) -> Iterator[Parameter]:
         """`<name>.weight`, (out_features, in_features), unless tied; `<name>.bias`."""
         if not self.tied:
             yield Parameter(name=f"{self.name}.weight", shape=(self.width, self.in_features))
         if self.bias:
-            yield Parameter(name=f"{self.name}.bias", shape=(self.width,))
+            yield Parameter(name=self.bias_name or f"{self.name}.bias", shape=(self.width,))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

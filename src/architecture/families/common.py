@@ -37,19 +37,29 @@ class Heads:
         return self.num_kv_heads * self.head_dim
 
     @classmethod
-    def read(cls, fields: Fields, hidden: int, *, default_head_dim: int | None = None) -> Heads:
+    def read(
+        cls,
+        fields: Fields,
+        hidden: int,
+        *,
+        absent_kv_heads: int | None = None,
+        absent_head_dim: int | None = None,
+    ) -> Heads:
         """From llama-like field names.
 
-        Without `num_key_value_heads` there are as many as heads; without `head_dim` it is the
-        default that the family's config class has, or else hidden_size / heads.
+        Args:
+            fields: of the config.
+            hidden: the hidden size.
+            absent_kv_heads: what the config class takes without `num_key_value_heads`; None, and a
+                field that is null, stand for as many as heads.
+            absent_head_dim: what it takes without `head_dim`; None, and a field that is null,
+                stand for hidden_size / heads.
         """
         num_heads = fields.integer("num_attention_heads")
-        num_kv_heads = fields.optional_integer("num_key_value_heads") or num_heads
+        num_kv_heads = fields.nullable("num_key_value_heads", absent_kv_heads) or num_heads
         fields.divisible("num_attention_heads", num_heads, "num_key_value_heads", num_kv_heads)
-        head_dim = (
-            fields.optional_integer("head_dim")
-            or default_head_dim
-            or fields.divisible("hidden_size", hidden, "num_attention_heads", num_heads)
+        head_dim = fields.nullable("head_dim", absent_head_dim) or fields.divisible(
+            "hidden_size", hidden, "num_attention_heads", num_heads
         )
         return cls(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
 
@@ -108,6 +118,24 @@ class Heads:
             build.rotary(key, rotary_width=self.num_kv_heads * per_head, table=table),
         )
 
+    def rotated_elements(self, fields: Fields, *names: str, default: float) -> int:
+        """Elements of each head that are rotated: that part of it, rounded down; an even number."""
+        fraction = fields.rotary_fraction(*names, default=default)
+        rotary_dim = int(self.head_dim * fraction)
+        if rotary_dim < 2 or rotary_dim % 2:
+            allowed = f"a part that is an even number of the {self.head_dim} elements of a head"
+            raise fields.error(names[0], fraction, allowed)
+        return rotary_dim
+
+    def rotate_part(
+        self, build: BlockBuilder, query: str, key: str, rotary_dim: int
+    ) -> tuple[str, str]:
+        """Rotated and unrotated elements put together by `cat`, also where none are unrotated."""
+        query, key = self.rotate(build, query, key, rotary_dim=rotary_dim)
+        if rotary_dim < self.head_dim:
+            return query, key
+        return build.copy(query), build.copy(key)
+
     def attend(
         self,
         build: BlockBuilder,
@@ -140,11 +168,18 @@ class Heads:
 
 
 def token_stem(
-    *, vocab: int, width: int, name: str = "model.embed_tokens", dropout: float = 0.0
+    *,
+    vocab: int,
+    width: int,
+    name: str = "model.embed_tokens",
+    scaled: bool = False,
+    dropout: float = 0.0,
 ) -> Block:
-    """A token embedding and nothing else but dropout."""
+    """A token embedding, multiplied by a constant where `scaled`, and dropout."""
     build = BlockBuilder()
     tokens = build.embed(name, rows=vocab, width=width, kind=EmbeddingKind.TOKEN)
+    if scaled:
+        tokens = build.copy(tokens, name="scaled")
     return build.build(build.dropout(tokens, dropout))
 
 
@@ -176,6 +211,16 @@ def lm_head(
     """The Linear that makes the logits."""
     build = BlockBuilder(width=width)
     return build.build(build.linear(name, "x", vocab, bias=bias, tied=tied))
+
+
+def rms_norm(build: BlockBuilder, name: str, source: str) -> str:
+    """RMSNorm as llama computes it."""
+    return build.norm(name, source, kind=NormKind.RMS)
+
+
+def rms_norm_fp32(build: BlockBuilder, name: str, source: str) -> str:
+    """RMSNorm that multiplies by its weight in fp32."""
+    return build.norm(name, source, kind=NormKind.RMS_FP32)
 
 
 def layer_norm(build: BlockBuilder, name: str, source: str, *, affine: bool = True) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from src.architecture.builder import BlockBuilder
@@ -16,13 +15,45 @@ from src.architecture.families.common import (
     rms_tail,
     token_stem,
 )
+from src.architecture.families.residual import residual_block
 from src.architecture.fields import Fields
 from src.architecture.ops import NormKind
 from src.spec import Attention as AttentionChoice
 
 WINDOW = 4096
+KV_HEADS = 8
 
-Part = Callable[[BlockBuilder, str], str]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadNorms:
+    """Norms over each head of queries and keys.
+
+    Attributes:
+        kind: of both.
+        names: of the queries' and the keys'.
+        bias: whether they have one.
+        separate: whether each head has a module of its own; then the heads are put together again.
+    """
+
+    kind: NormKind
+    names: tuple[str, str] = ("q_norm", "k_norm")
+    bias: bool = False
+    separate: bool = False
+
+    def apply(self, build: BlockBuilder, query: str, key: str, head_dim: int) -> tuple[str, str]:
+        """Write them down; gives the normed query and key."""
+        first, second = (
+            build.norm(
+                name,
+                source,
+                kind=self.kind,
+                features=head_dim,
+                bias=self.bias,
+                separate=self.separate,
+            )
+            for name, source in zip(self.names, (query, key), strict=True)
+        )
+        return (build.copy(first), build.copy(second)) if self.separate else (first, second)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,16 +63,21 @@ class RotaryAttention:
     Attributes:
         bias: of the query, key and value projections; `output_bias` of the output projection.
         dropout: probability on the attention weights.
-        head_norm: kind of the norms `q_norm` and `k_norm` over each head; None: there are none.
+        output_name: of the output projection.
+        rotary_dim: elements of each head that are rotated and then put together with the rest;
+            None: all are, in place of the head.
+        head_norms: norms over each head of queries and keys, before the rotation.
         softcap: whether the scores are capped.
-        sinks: whether a learned logit per head joins the softmax.
+        sinks: whether a learned logit per head joins the softmax, which then is not in fp32.
     """
 
     heads: Heads
     bias: bool
     output_bias: bool
     dropout: float
-    head_norm: NormKind | None = None
+    output_name: str = "o_proj"
+    rotary_dim: int | None = None
+    head_norms: HeadNorms | None = None
     softcap: bool = False
     sinks: bool = False
 
@@ -51,21 +87,23 @@ class RotaryAttention:
         heads = self.heads
         build.prefix = "self_attn."
         query, key, value = heads.project(build, source, bias=self.bias)
-        if self.head_norm is not None:
-            width = heads.head_dim
-            query = build.norm("q_norm", query, kind=self.head_norm, features=width)
-            key = build.norm("k_norm", key, kind=self.head_norm, features=width)
-        query, key = heads.rotate(build, query, key)
+        if self.head_norms is not None:
+            query, key = self.head_norms.apply(build, query, key, heads.head_dim)
+        if self.rotary_dim is None:
+            query, key = heads.rotate(build, query, key)
+        else:
+            query, key = heads.rotate_part(build, query, key, self.rotary_dim)
         mixed = heads.attend(
             build,
             query,
             key,
             value,
             dropout=self.dropout,
+            softmax_fp32=not self.sinks,
             softcap=self.softcap,
             sinks_name="self_attn.sinks" if self.sinks else None,
         )
-        out = attention_output(build, "o_proj", mixed, hidden, bias=self.output_bias)
+        out = attention_output(build, self.output_name, mixed, hidden, bias=self.output_bias)
         build.prefix = ""
         return out
 
@@ -93,17 +131,6 @@ def read_gated_mlp(fields: Fields, *, bias: bool = False) -> GatedMLP:
         function=fields.text("hidden_act", default="silu"),
         bias=bias,
     )
-
-
-def pre_norm_block(
-    hidden: int, attend: Part, feed: Part, *, kind: NormKind = NormKind.RMS, scaled: bool = False
-) -> Block:
-    """Norm, attention, add, norm, MLP, add; what is added is multiplied first where `scaled`."""
-    build = BlockBuilder(width=hidden)
-    added = attend(build, build.norm("input_layernorm", "x", kind=kind))
-    middle = build.add("x", build.copy(added) if scaled else added)
-    added = feed(build, build.norm("post_attention_layernorm", middle, kind=kind))
-    return build.build(build.add(middle, build.copy(added) if scaled else added))
 
 
 def model_decoder(
@@ -137,18 +164,11 @@ def model_decoder(
     )
 
 
-def read_window(fields: Fields, *, default: int | None) -> int | None:
-    """`sliding_window`: null stands for none, the default for a config without the field."""
-    if "sliding_window" in fields.model.config:
-        return fields.optional_integer("sliding_window")
-    return default
-
-
 def window_everywhere(
     fields: Fields, layers: int, *, default: int | None
 ) -> tuple[int | None, ...]:
     """`sliding_window` in every block, where there is one."""
-    window = read_window(fields, default=default)
+    window = fields.nullable("sliding_window", default)
     return () if window is None else (window,) * layers
 
 
@@ -167,7 +187,7 @@ def llama(fields: Fields) -> Decoder:
         dropout=fields.probability("attention_dropout"),
     )
     feed = read_gated_mlp(fields, bias=fields.flag("mlp_bias", default=False))
-    block = pre_norm_block(hidden, attend, feed)
+    block = residual_block(hidden, attend, feed)
     return model_decoder(
         fields, hidden=hidden, blocks=(block,) * fields.integer("num_hidden_layers")
     )
@@ -176,17 +196,17 @@ def llama(fields: Fields) -> Decoder:
 def mistral(fields: Fields) -> Decoder:
     """Mistral (transformers `modeling_mistral.py`): llama without biases, with a window.
 
-    Defaults where absent: `tie_word_embeddings` false, `attention_dropout` 0, `hidden_act` silu,
-    `sliding_window` 4096; null stands for none.
+    Defaults where absent: 8 key/value heads, `tie_word_embeddings` false, `attention_dropout` 0,
+    `hidden_act` silu, `sliding_window` 4096; null stands for none.
     """
     hidden = fields.integer("hidden_size")
     attend = RotaryAttention(
-        heads=Heads.read(fields, hidden),
+        heads=Heads.read(fields, hidden, absent_kv_heads=KV_HEADS),
         bias=False,
         output_bias=False,
         dropout=fields.probability("attention_dropout"),
     )
-    block = pre_norm_block(hidden, attend, read_gated_mlp(fields))
+    block = residual_block(hidden, attend, read_gated_mlp(fields))
     layers = fields.integer("num_hidden_layers")
     return model_decoder(
         fields,
