@@ -225,10 +225,11 @@ class BlockBuilder:
         out = self._fresh("product")
         return self.add_op(Multiply(left=left, right=right, out=out, width=self._widths[left]))
 
-    def add(self, left: str, right: str) -> str:
+    def add(self, left: str, right: str, *, in_place: bool = False) -> str:
         """The sum of two values."""
-        out = self._fresh("sum")
-        return self.add_op(Add(left=left, right=right, out=out, width=self._widths[left]))
+        width = self._widths[left]
+        op = Add(left=left, right=right, out=self._fresh("sum"), width=width, in_place=in_place)
+        return self.add_op(op)
 
     def dropout(self, source: str, probability: float) -> str:
         """Dropout; no operation at all with probability 0."""

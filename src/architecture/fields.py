@@ -5,10 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from src.errors import UserError
+from src.errors import UserError, nearest
 from src.spec import Model
 
 _MISSING = object()
+
+MAX_LAYERS = 10_000
+
+# transformers' `ACT2FN` without the two that have parameters of their own (prelu, xielu).
+FUNCTIONS = (
+    "gelu",
+    "gelu_10",
+    "gelu_accurate",
+    "gelu_fast",
+    "gelu_new",
+    "gelu_python",
+    "gelu_python_tanh",
+    "gelu_pytorch_tanh",
+    "hardswish",
+    "laplace",
+    "leaky_relu",
+    "linear",
+    "mish",
+    "quick_gelu",
+    "relu",
+    "relu2",
+    "relu6",
+    "sigmoid",
+    "silu",
+    "sqrtsoftplus",
+    "swish",
+    "tanh",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +45,13 @@ class Fields:
 
     model: Model
 
-    def _find(self, names: tuple[str, ...]) -> object:
+    def _find(self, names: tuple[str, ...]) -> tuple[str, object]:
+        """The first name that is there and not null, and its value; or the first name and None."""
         for name in names:
-            value = self.model.config.get(name, _MISSING)
-            if value is not _MISSING and value is not None:
-                return value
-        return None
+            value = self.model.config.get(name)
+            if value is not None:
+                return name, value
+        return names[0], None
 
     def error(self, name: str, value: object, allowed: str) -> UserError:
         """The error that says what is wrong with a field, and of which model."""
@@ -34,11 +63,11 @@ class Fields:
 
     def optional_integer(self, *names: str) -> int | None:
         """A whole number, 1 or more; None where the field is absent or null."""
-        value = self._find(names)
+        name, value = self._find(names)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(names[0], value, "a whole number, 1 or more")
+            raise self.error(name, value, "a whole number, 1 or more")
         return value
 
     def nullable(self, name: str, absent: int | None) -> int | None:
@@ -52,22 +81,29 @@ class Fields:
             raise self.error(names[0], "missing", "the field is needed")
         return value
 
+    def layers(self, *names: str) -> int:
+        """A number of blocks, 1 to 10,000; its absence is an error."""
+        value = self.integer(*names)
+        if value > MAX_LAYERS:
+            raise self.error(self._find(names)[0], value, f"at most {MAX_LAYERS}")
+        return value
+
     def count(self, *names: str, default: int) -> int:
         """A whole number, 0 or more."""
-        value = self._find(names)
+        name, value = self._find(names)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self.error(names[0], value, "a whole number, 0 or more")
+            raise self.error(name, value, "a whole number, 0 or more")
         return value
 
     def probability(self, *names: str, default: float = 0.0) -> float:
         """A dropout probability, 0 to below 1."""
-        value = self._find(names)
+        name, value = self._find(names)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise self.error(names[0], value, "0 or more and below 1")
+            raise self.error(name, value, "0 or more and below 1")
         return float(value)
 
     def positive(self, name: str, *, default: float | None) -> float | None:
@@ -77,14 +113,14 @@ class Fields:
             return default
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise self.error(name, value, "above 0, or null")
         return float(value)
 
     def fraction(self, *names: str, default: float) -> float:
         """A number above 0 and at most 1."""
-        value = self._find(names)
-        return default if value is None else self._as_fraction(names[0], value)
+        name, value = self._find(names)
+        return default if value is None else self._as_fraction(name, value)
 
     def _as_fraction(self, name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
@@ -93,20 +129,28 @@ class Fields:
 
     def flag(self, *names: str, default: bool) -> bool:
         """True or false."""
-        value = self._find(names)
+        name, value = self._find(names)
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.error(names[0], value, "true or false")
+            raise self.error(name, value, "true or false")
         return value
 
     def text(self, *names: str, default: str) -> str:
         """A word."""
-        value = self._find(names)
+        name, value = self._find(names)
         if value is None:
             return default
         if not isinstance(value, str):
-            raise self.error(names[0], value, "a word")
+            raise self.error(name, value, "a word")
+        return value
+
+    def function(self, *names: str, default: str) -> str:
+        """An activation function, by transformers' name of it."""
+        value = self.text(*names, default=default)
+        if value not in FUNCTIONS:
+            close = ", ".join(nearest(value, FUNCTIONS)) or ", ".join(FUNCTIONS)
+            raise self.error(self._find(names)[0], value, f"no known function; nearest: {close}")
         return value
 
     def present(self, name: str) -> bool:

@@ -278,7 +278,13 @@ class Multiply(Binary):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Add(Binary):
-    """The sum of two values of equal width."""
+    """The sum of two values of equal width.
+
+    Attributes:
+        in_place: whether it is written over the left value.
+    """
+
+    in_place: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

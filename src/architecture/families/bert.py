@@ -36,7 +36,7 @@ def bert(fields: Fields) -> Decoder:
         hidden_size=hidden,
         vocab_size=vocab,
         stem=_stem(fields, vocab, positions, hidden),
-        blocks=(_block(fields, hidden),) * fields.integer("num_hidden_layers"),
+        blocks=(_block(fields, hidden),) * fields.layers("num_hidden_layers"),
         blocks_path="bert.encoder.layer",
         tail=tail.build("x"),
         head=_head(fields, vocab, hidden),
@@ -98,7 +98,7 @@ def _block(fields: Fields, hidden: int) -> Block:
 
 
 def _function(fields: Fields) -> str:
-    return fields.text("hidden_act", default="gelu")
+    return fields.function("hidden_act", default="gelu")
 
 
 def _head(fields: Fields, vocab: int, hidden: int) -> Block:

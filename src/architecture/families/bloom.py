@@ -36,7 +36,7 @@ def bloom(fields: Fields) -> Decoder:
         hidden_size=hidden,
         vocab_size=vocab,
         stem=_bloom_stem(vocab, hidden),
-        blocks=(_bloom_block(fields, hidden),) * fields.integer("n_layer", "num_hidden_layers"),
+        blocks=(_bloom_block(fields, hidden),) * fields.layers("n_layer", "num_hidden_layers"),
         blocks_path="transformer.h",
         tail=layer_norm_tail(hidden, "transformer.ln_f"),
         head=lm_head(hidden, vocab, tied=fields.flag("tie_word_embeddings", default=True)),

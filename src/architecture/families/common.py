@@ -54,6 +54,9 @@ class Heads:
                 field that is null, stand for as many as heads.
             absent_head_dim: what it takes without `head_dim`; None, and a field that is null,
                 stand for hidden_size / heads.
+
+        Raises:
+            UserError: key/value heads do not divide heads, or heads have no whole width.
         """
         num_heads = fields.integer("num_attention_heads")
         num_kv_heads = fields.nullable("num_key_value_heads", absent_kv_heads) or num_heads
@@ -61,6 +64,8 @@ class Heads:
         head_dim = fields.nullable("head_dim", absent_head_dim) or fields.divisible(
             "hidden_size", hidden, "num_attention_heads", num_heads
         )
+        if head_dim % 2:
+            raise fields.error("head_dim", head_dim, "an even number, as rotary positions need")
         return cls(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
 
     @classmethod
@@ -81,21 +86,25 @@ class Heads:
         """Query, key and value, each by a Linear of its own."""
         widths = (self.query_width, self.kv_width, self.kv_width)
         query, key, value = (
-            build.linear(
-                name, source, width, bias=bias, parallel=Parallel.COLUMN, is_attention=True
-            )
+            self.project_one(build, name, source, width, bias=bias)
             for name, width in zip(names, widths, strict=True)
         )
         return query, key, value
+
+    def project_one(
+        self, build: BlockBuilder, name: str, source: str, width: int, *, bias: bool
+    ) -> str:
+        """A projection into attention, of one or all of query, key and value."""
+        return build.linear(
+            name, source, width, bias=bias, parallel=Parallel.COLUMN, is_attention=True
+        )
 
     def project_fused(
         self, build: BlockBuilder, name: str, source: str, *, bias: bool
     ) -> tuple[str, str, str]:
         """Query, key and value as views of what one Linear gives."""
         width = self.query_width + 2 * self.kv_width
-        fused = build.linear(
-            name, source, width, bias=bias, parallel=Parallel.COLUMN, is_attention=True
-        )
+        fused = self.project_one(build, name, source, width, bias=bias)
         return (
             build.view(fused, self.query_width, name="query"),
             build.view(fused, self.kv_width, name="key"),

@@ -85,7 +85,10 @@ class LatentAttention:
         return build.linear(name, source, width, parallel=Parallel.COLUMN, is_attention=True)
 
     def _key_value(self, build: BlockBuilder, latent: str) -> tuple[str, str]:
-        """Keys are copied together from the projection and the shared rotated part."""
+        """Keys are copied together from the projection and the shared rotated part.
+
+        A copy reads one value; the rotated part, one head's, is left out of what it reads.
+        """
         heads = self.num_heads
         both = build.linear(
             "kv_b_proj",
@@ -108,7 +111,7 @@ def deepseek_v2(fields: Fields) -> Decoder:
     `output_router_logits` is not described.
     """
     hidden = fields.integer("hidden_size")
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.layers("num_hidden_layers")
     num_dense = min(layers, fields.count("first_k_dense_replace", default=0))
     attend = _attention(fields, hidden)
     blocks: list[Block] = []
@@ -170,7 +173,7 @@ def _experts(fields: Fields) -> SharedAndRouted:
             num_experts=num_experts,
             top_k=read_top_k(fields, num_experts),
             intermediate=intermediate,
-            function=fields.text("hidden_act", default="silu"),
+            function=fields.function("hidden_act", default="silu"),
             router_fp32=True,
         ),
         shared_intermediate=intermediate * fields.integer("n_shared_experts"),

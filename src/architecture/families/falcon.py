@@ -29,7 +29,7 @@ def falcon(fields: Fields) -> Decoder:
     """
     hidden = fields.integer("hidden_size", "n_embed")
     vocab = fields.integer("vocab_size")
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.layers("num_hidden_layers")
     alibi = fields.flag("alibi", default=False)
     return Decoder(
         model_type=fields.model.model_type,
@@ -66,11 +66,11 @@ def _block(fields: Fields, hidden: int) -> Block:
         mlp_norm,
         fields.optional_integer("ffn_hidden_size") or 4 * hidden,
         names=("dense_h_to_4h", "dense_4h_to_h"),
-        function=fields.text("activation", default="gelu"),
+        function=fields.function("activation", default="gelu"),
         bias=fields.flag("bias", default=False),
     )
     if parallel:
-        out = build.add(out, attended)
+        out = build.add(out, attended, in_place=True)
     out = build.dropout(out, fields.probability("hidden_dropout"))
     return build.build(build.add(residual, out))
 

@@ -14,7 +14,7 @@ from src.architecture.families.common import (
 from src.architecture.families.llama import (
     WINDOW,
     GatedMLP,
-    HeadNorms,
+    QueryKeyNorms,
     RotaryAttention,
     model_decoder,
 )
@@ -36,7 +36,7 @@ def gemma(fields: Fields) -> Decoder:
     also stands for.
     """
     hidden = fields.integer("hidden_size")
-    function = fields.text("hidden_act", default=TANH_GELU)
+    function = fields.function("hidden_act", default=TANH_GELU)
     feed = GatedMLP(
         intermediate=fields.integer("intermediate_size"),
         function=TANH_GELU if function == "gelu" else function,
@@ -47,7 +47,7 @@ def gemma(fields: Fields) -> Decoder:
     return model_decoder(
         fields,
         hidden=hidden,
-        blocks=(block,) * fields.integer("num_hidden_layers"),
+        blocks=(block,) * fields.layers("num_hidden_layers"),
         tied_default=True,
         stem=_stem(fields, hidden),
         tail=rms_tail(hidden, kind=NormKind.RMS_FP32),
@@ -65,7 +65,7 @@ def gemma2(fields: Fields) -> Decoder:
     hidden = fields.integer("hidden_size")
     capped = fields.positive("attn_logit_softcapping", default=50.0) is not None
     block = _sandwich_block(fields, hidden, _attention(fields, hidden, kv_heads=4, softcap=capped))
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.layers("num_hidden_layers")
     return model_decoder(
         fields,
         hidden=hidden,
@@ -86,9 +86,9 @@ def gemma3_text(fields: Fields) -> Decoder:
     `sliding_window_pattern` 6. `attn_logit_softcapping` is not used by the code.
     """
     hidden = fields.integer("hidden_size")
-    attend = _attention(fields, hidden, kv_heads=4, head_norms=HeadNorms(kind=NormKind.RMS_FP32))
+    attend = _attention(fields, hidden, kv_heads=4, norms=QueryKeyNorms(kind=NormKind.RMS_FP32))
     block = _sandwich_block(fields, hidden, attend)
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.layers("num_hidden_layers")
     pattern = fields.optional_integer("sliding_window_pattern") or GEMMA3_PATTERN
     return model_decoder(
         fields,
@@ -111,7 +111,7 @@ def _attention(
     hidden: int,
     *,
     kv_heads: int,
-    head_norms: HeadNorms | None = None,
+    norms: QueryKeyNorms | None = None,
     softcap: bool = False,
 ) -> RotaryAttention:
     bias = fields.flag("attention_bias", default=False)
@@ -120,16 +120,17 @@ def _attention(
         bias=bias,
         output_bias=bias,
         dropout=fields.probability("attention_dropout"),
-        head_norms=head_norms,
+        norms=norms,
         softcap=softcap,
     )
 
 
 def _sandwich_block(fields: Fields, hidden: int, attend: RotaryAttention) -> Block:
     """A norm before and after attention, and before and after the MLP."""
+    fields.divisible("hidden_size", hidden, "num_attention_heads", attend.heads.num_heads)
     feed = GatedMLP(
         intermediate=fields.integer("intermediate_size"),
-        function=fields.text("hidden_activation", default=TANH_GELU),
+        function=fields.function("hidden_activation", default=TANH_GELU),
     )
     return residual_block(
         hidden,

@@ -69,7 +69,7 @@ def _decoder(fields: Fields, hidden: int, block: Block, *, buffer_bytes: int = 0
             rows=positions,
             dropout=fields.probability("embd_pdrop", default=0.1),
         ),
-        blocks=(block,) * fields.integer(*LAYERS),
+        blocks=(block,) * fields.layers(*LAYERS),
         blocks_path="transformer.h",
         tail=layer_norm_tail(hidden, "transformer.ln_f"),
         head=lm_head(hidden, vocab, tied=fields.flag("tie_word_embeddings", default=True)),
@@ -106,7 +106,7 @@ def _gpt2_block(
         normed,
         fields.optional_integer("n_inner") or 4 * hidden,
         names=("c_fc", "c_proj"),
-        function=fields.text("activation_function", default=function),
+        function=fields.function("activation_function", default=function),
     )
     return build.build(build.add(middle, build.dropout(out, dropout)))
 
@@ -121,7 +121,7 @@ def gpt_neo(fields: Fields) -> Decoder:
     hidden = fields.integer("hidden_size")
     vocab = fields.integer("vocab_size")
     positions = fields.integer("max_position_embeddings")
-    layers = fields.integer("num_layers", "num_hidden_layers")
+    layers = fields.layers("num_layers", "num_hidden_layers")
     _check_attention_types(fields, layers)
     return Decoder(
         model_type=fields.model.model_type,
@@ -147,10 +147,8 @@ def gpt_neo(fields: Fields) -> Decoder:
 
 
 def _check_attention_types(fields: Fields, layers: int) -> None:
-    """`[[["global", "local"], 12]]`: the named kinds, repeated, have to make up all layers."""
-    if not fields.present("attention_types"):
-        return
-    value = fields.model.config["attention_types"]
+    """`[[["global", "local"], 12]]`: the kinds, repeated, make up all layers; the default."""
+    value = fields.model.config.get("attention_types") or [[["global", "local"], 12]]
     allowed = f'pairs like [["global", "local"], 12] that make up all {layers} layers'
     total = 0
     for pair in value if isinstance(value, list | tuple) else [None]:
@@ -181,6 +179,6 @@ def _gpt_neo_block(fields: Fields, hidden: int) -> Block:
         normed,
         fields.optional_integer("intermediate_size") or 4 * hidden,
         names=("c_fc", "c_proj"),
-        function=fields.text("activation_function", default="gelu_new"),
+        function=fields.function("activation_function", default="gelu_new"),
     )
     return build.build(build.add(middle, build.dropout(out, dropout)))

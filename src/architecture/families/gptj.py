@@ -87,7 +87,7 @@ def _finish_block(fields: Fields, build: BlockBuilder, normed: str, mixed: str) 
         normed,
         fields.optional_integer("n_inner") or 4 * hidden,
         names=("fc_in", "fc_out"),
-        function=fields.text("activation_function", default="gelu_new"),
+        function=fields.function("activation_function", default="gelu_new"),
     )
     both = build.add(attended, build.dropout(out, dropout))
     return build.build(build.add(both, "x"))
@@ -107,7 +107,7 @@ def _decoder(fields: Fields, hidden: int, block: Block, rotary_dim: int) -> Deco
             name="transformer.wte",
             dropout=fields.probability("embd_pdrop"),
         ),
-        blocks=(block,) * fields.integer(*LAYERS),
+        blocks=(block,) * fields.layers(*LAYERS),
         blocks_path="transformer.h",
         tail=layer_norm_tail(hidden, "transformer.ln_f"),
         head=lm_head(hidden, vocab, tied=tied, bias=True),

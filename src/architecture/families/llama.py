@@ -17,7 +17,7 @@ from src.architecture.families.common import (
 )
 from src.architecture.families.residual import residual_block
 from src.architecture.fields import Fields
-from src.architecture.ops import NormKind
+from src.architecture.ops import NormKind, RotaryTable
 from src.spec import Attention as AttentionChoice
 
 WINDOW = 4096
@@ -25,35 +25,43 @@ KV_HEADS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeadNorms:
-    """Norms over each head of queries and keys.
+class QueryKeyNorms:
+    """Norms on queries and keys.
 
     Attributes:
         kind: of both.
         names: of the queries' and the keys'.
         bias: whether they have one.
+        at_once: whether each norm follows its projection, before the next projection.
+        whole: whether they go over all heads together, not over each head.
         separate: whether each head has a module of its own; then the heads are put together again.
     """
 
     kind: NormKind
     names: tuple[str, str] = ("q_norm", "k_norm")
     bias: bool = False
+    at_once: bool = False
+    whole: bool = False
     separate: bool = False
 
-    def apply(self, build: BlockBuilder, query: str, key: str, head_dim: int) -> tuple[str, str]:
-        """Write them down; gives the normed query and key."""
-        first, second = (
-            build.norm(
-                name,
-                source,
-                kind=self.kind,
-                features=head_dim,
-                bias=self.bias,
-                separate=self.separate,
-            )
-            for name, source in zip(self.names, (query, key), strict=True)
+    def query(self, build: BlockBuilder, source: str, head_dim: int) -> str:
+        """The normed query."""
+        return self._norm(build, self.names[0], source, head_dim)
+
+    def key(self, build: BlockBuilder, source: str, head_dim: int) -> str:
+        """The normed key."""
+        return self._norm(build, self.names[1], source, head_dim)
+
+    def _norm(self, build: BlockBuilder, name: str, source: str, head_dim: int) -> str:
+        out = build.norm(
+            name,
+            source,
+            kind=self.kind,
+            features=None if self.whole else head_dim,
+            bias=self.bias,
+            separate=self.separate,
         )
-        return (build.copy(first), build.copy(second)) if self.separate else (first, second)
+        return build.copy(out) if self.separate else out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +74,8 @@ class RotaryAttention:
         output_name: of the output projection.
         rotary_dim: elements of each head that are rotated and then put together with the rest;
             None: all are, in place of the head.
-        head_norms: norms over each head of queries and keys, before the rotation.
+        rotated_fp32: whether the rotation is in fp32; queries and keys then return to their dtype.
+        norms: norms on queries and keys, before the rotation.
         softcap: whether the scores are capped.
         sinks: whether a learned logit per head joins the softmax, which then is not in fp32.
     """
@@ -77,23 +86,18 @@ class RotaryAttention:
     dropout: float
     output_name: str = "o_proj"
     rotary_dim: int | None = None
-    head_norms: HeadNorms | None = None
+    rotated_fp32: bool = False
+    norms: QueryKeyNorms | None = None
     softcap: bool = False
     sinks: bool = False
 
     def __call__(self, build: BlockBuilder, source: str) -> str:
         """Write it down; gives the name of what it adds to the residual stream."""
         hidden = build.width_of("x")
-        heads = self.heads
         build.prefix = "self_attn."
-        query, key, value = heads.project(build, source, bias=self.bias)
-        if self.head_norms is not None:
-            query, key = self.head_norms.apply(build, query, key, heads.head_dim)
-        if self.rotary_dim is None:
-            query, key = heads.rotate(build, query, key)
-        else:
-            query, key = heads.rotate_part(build, query, key, self.rotary_dim)
-        mixed = heads.attend(
+        query, key, value = self._project(build, source)
+        query, key = self._rotate(build, query, key)
+        mixed = self.heads.attend(
             build,
             query,
             key,
@@ -106,6 +110,28 @@ class RotaryAttention:
         out = attention_output(build, self.output_name, mixed, hidden, bias=self.output_bias)
         build.prefix = ""
         return out
+
+    def _project(self, build: BlockBuilder, source: str) -> tuple[str, str, str]:
+        heads, norms, bias = self.heads, self.norms, self.bias
+        if norms is None or not norms.at_once:
+            query, key, value = heads.project(build, source, bias=bias)
+            if norms is not None:
+                query = norms.query(build, query, heads.head_dim)
+                key = norms.key(build, key, heads.head_dim)
+            return query, key, value
+        query = heads.project_one(build, "q_proj", source, heads.query_width, bias=bias)
+        query = norms.query(build, query, heads.head_dim)
+        key = heads.project_one(build, "k_proj", source, heads.kv_width, bias=bias)
+        key = norms.key(build, key, heads.head_dim)
+        return query, key, heads.project_one(build, "v_proj", source, heads.kv_width, bias=bias)
+
+    def _rotate(self, build: BlockBuilder, query: str, key: str) -> tuple[str, str]:
+        if self.rotary_dim is not None:
+            return self.heads.rotate_part(build, query, key, self.rotary_dim)
+        if not self.rotated_fp32:
+            return self.heads.rotate(build, query, key)
+        rotated = self.heads.rotate(build, query, key, table=RotaryTable.FP32)
+        return build.copy(rotated[0], like=query), build.copy(rotated[1], like=key)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +154,7 @@ def read_gated_mlp(fields: Fields, *, bias: bool = False) -> GatedMLP:
     """With `hidden_act` silu where absent."""
     return GatedMLP(
         intermediate=fields.integer("intermediate_size"),
-        function=fields.text("hidden_act", default="silu"),
+        function=fields.function("hidden_act", default="silu"),
         bias=bias,
     )
 
@@ -179,9 +205,11 @@ def llama(fields: Fields) -> Decoder:
     `attention_dropout` 0, `hidden_act` silu.
     """
     hidden = fields.integer("hidden_size")
+    heads = Heads.read(fields, hidden)
+    fields.divisible("hidden_size", hidden, "num_attention_heads", heads.num_heads)
     bias = fields.flag("attention_bias", default=False)
     attend = RotaryAttention(
-        heads=Heads.read(fields, hidden),
+        heads=heads,
         bias=bias,
         output_bias=bias,
         dropout=fields.probability("attention_dropout"),
@@ -189,7 +217,7 @@ def llama(fields: Fields) -> Decoder:
     feed = read_gated_mlp(fields, bias=fields.flag("mlp_bias", default=False))
     block = residual_block(hidden, attend, feed)
     return model_decoder(
-        fields, hidden=hidden, blocks=(block,) * fields.integer("num_hidden_layers")
+        fields, hidden=hidden, blocks=(block,) * fields.layers("num_hidden_layers")
     )
 
 
@@ -207,7 +235,7 @@ def mistral(fields: Fields) -> Decoder:
         dropout=fields.probability("attention_dropout"),
     )
     block = residual_block(hidden, attend, read_gated_mlp(fields))
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.layers("num_hidden_layers")
     return model_decoder(
         fields,
         hidden=hidden,

@@ -15,6 +15,7 @@ from src.architecture.families.common import (
     token_stem,
 )
 from src.architecture.families.llama import (
+    QueryKeyNorms,
     RotaryAttention,
     model_decoder,
     read_gated_mlp,
@@ -22,7 +23,7 @@ from src.architecture.families.llama import (
 )
 from src.architecture.families.residual import Part, dropped, normed, residual_block, scaled
 from src.architecture.fields import Fields
-from src.architecture.ops import NormKind, Parallel, RotaryTable
+from src.architecture.ops import NormKind, Parallel
 
 
 def granite(fields: Fields) -> Decoder:
@@ -44,7 +45,7 @@ def granite(fields: Fields) -> Decoder:
     return model_decoder(
         fields,
         hidden=hidden,
-        blocks=(block,) * fields.integer("num_hidden_layers"),
+        blocks=(block,) * fields.layers("num_hidden_layers"),
         stem=token_stem(vocab=fields.integer("vocab_size"), width=hidden, scaled=True),
         head=_divided_head(fields, hidden),
     )
@@ -73,7 +74,7 @@ def starcoder2(fields: Fields) -> Decoder:
         dropout=fields.probability("attention_dropout"),
     )
     intermediate = fields.integer("intermediate_size")
-    function = fields.text("hidden_act", default="gelu_pytorch_tanh")
+    function = fields.function("hidden_act", default="gelu_pytorch_tanh")
 
     def feed(build: BlockBuilder, source: str) -> str:
         build.prefix = "mlp."
@@ -86,7 +87,7 @@ def starcoder2(fields: Fields) -> Decoder:
     block = residual_block(
         hidden, dropped(attend, dropout), dropped(feed, dropout), norm=layer_norm
     )
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.layers("num_hidden_layers")
     return model_decoder(
         fields,
         hidden=hidden,
@@ -108,27 +109,15 @@ def olmo2(fields: Fields) -> Decoder:
     Positions are rotated in fp32; queries and keys return to their dtype. Defaults as for llama.
     """
     hidden = fields.integer("hidden_size")
-    heads = Heads.read(fields, hidden)
     bias = fields.flag("attention_bias", default=False)
-    dropout = fields.probability("attention_dropout")
-
-    def attend(build: BlockBuilder, source: str) -> str:
-        build.prefix = "self_attn."
-        query, key, value = heads.project(build, source, bias=bias)
-        query = rms_norm_fp32(build, "q_norm", query)
-        key = rms_norm_fp32(build, "k_norm", key)
-        rotated = heads.rotate(build, query, key, table=RotaryTable.FP32)
-        mixed = heads.attend(
-            build,
-            build.copy(rotated[0], like=query),
-            build.copy(rotated[1], like=key),
-            value,
-            dropout=dropout,
-        )
-        out = attention_output(build, "o_proj", mixed, hidden, bias=bias)
-        build.prefix = ""
-        return out
-
+    attend = RotaryAttention(
+        heads=Heads.read(fields, hidden),
+        bias=bias,
+        output_bias=bias,
+        dropout=fields.probability("attention_dropout"),
+        rotated_fp32=True,
+        norms=QueryKeyNorms(kind=NormKind.RMS_FP32, at_once=True, whole=True),
+    )
     block = residual_block(
         hidden,
         normed(attend, rms_norm_fp32, "post_attention_layernorm"),
@@ -138,7 +127,7 @@ def olmo2(fields: Fields) -> Decoder:
     return model_decoder(
         fields,
         hidden=hidden,
-        blocks=(block,) * fields.integer("num_hidden_layers"),
+        blocks=(block,) * fields.layers("num_hidden_layers"),
         tail=rms_tail(hidden, kind=NormKind.RMS_FP32),
     )
 
@@ -168,7 +157,7 @@ def phi3(fields: Fields) -> Decoder:
     block = residual_block(
         hidden, dropped(attend, residual_dropout), dropped(feed, residual_dropout)
     )
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.layers("num_hidden_layers")
     return model_decoder(
         fields,
         hidden=hidden,
@@ -180,7 +169,7 @@ def phi3(fields: Fields) -> Decoder:
 def _fused_gate(fields: Fields) -> Part:
     """Gate and up projection in one Linear, split by views."""
     intermediate = fields.integer("intermediate_size")
-    function = fields.text("hidden_act", default="silu")
+    function = fields.function("hidden_act", default="silu")
 
     def feed(build: BlockBuilder, source: str) -> str:
         hidden = build.width_of(source)

@@ -92,9 +92,9 @@ def mixtral(fields: Fields) -> Decoder:
         num_experts=num_experts,
         top_k=read_top_k(fields, num_experts),
         intermediate=fields.integer("intermediate_size"),
-        function=fields.text("hidden_act", default="silu"),
+        function=fields.function("hidden_act", default="silu"),
     )
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.layers("num_hidden_layers")
     return model_decoder(
         fields,
         hidden=hidden,
@@ -112,7 +112,7 @@ def qwen3_moe(fields: Fields) -> Decoder:
     """
     hidden = fields.integer("hidden_size")
     attend = qwen3_attention(fields, Heads.read(fields, hidden, absent_kv_heads=4))
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.layers("num_hidden_layers")
     sliding = fields.flag("use_sliding_window", default=False)
     return model_decoder(
         fields,
@@ -135,7 +135,7 @@ def _qwen3_blocks(
             num_experts=num_experts,
             top_k=read_top_k(fields, num_experts),
             intermediate=fields.integer("moe_intermediate_size"),
-            function=fields.text("hidden_act", default="silu"),
+            function=fields.function("hidden_act", default="silu"),
         )
         by_kind[True] = residual_block(hidden, attend, feed)
     if not all(is_sparse):
@@ -169,7 +169,7 @@ def gpt_oss(fields: Fields) -> Decoder:
         router="router",
         bias=True,
     )
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.layers("num_hidden_layers")
     return model_decoder(
         fields,
         hidden=hidden,

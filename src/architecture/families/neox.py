@@ -15,7 +15,7 @@ from src.architecture.families.common import (
     token_stem,
 )
 from src.architecture.families.llama import (
-    HeadNorms,
+    QueryKeyNorms,
     RotaryAttention,
     model_decoder,
     read_gated_mlp,
@@ -45,7 +45,7 @@ def gpt_neox(fields: Fields) -> Decoder:
             name="gpt_neox.embed_in",
             dropout=fields.probability("hidden_dropout"),
         ),
-        blocks=(_gpt_neox_block(fields, hidden),) * fields.integer("num_hidden_layers"),
+        blocks=(_gpt_neox_block(fields, hidden),) * fields.layers("num_hidden_layers"),
         blocks_path="gpt_neox.layers",
         tail=layer_norm_tail(hidden, "gpt_neox.final_layer_norm"),
         head=lm_head(hidden, vocab, tied=fields.flag("tie_word_embeddings", default=False)),
@@ -68,7 +68,7 @@ def _gpt_neox_block(fields: Fields, hidden: int) -> Block:
         normed,
         fields.integer("intermediate_size"),
         names=("dense_h_to_4h", "dense_4h_to_h"),
-        function=fields.text("hidden_act", default="gelu"),
+        function=fields.function("hidden_act", default="gelu"),
     )
     out = build.dropout(out, dropout)
     if parallel:
@@ -101,7 +101,7 @@ def phi(fields: Fields) -> Decoder:
     vocab = fields.integer("vocab_size")
     dropout = fields.probability("resid_pdrop")
     heads = Heads.read(fields, hidden)
-    norms = HeadNorms(kind=NormKind.LAYER, names=QK_NORMS, bias=True)
+    norms = QueryKeyNorms(kind=NormKind.LAYER, names=QK_NORMS, bias=True)
     attend = RotaryAttention(
         heads=heads,
         bias=True,
@@ -109,10 +109,10 @@ def phi(fields: Fields) -> Decoder:
         output_name="dense",
         dropout=fields.probability("attention_dropout"),
         rotary_dim=heads.rotated_elements(fields, "partial_rotary_factor", default=0.5),
-        head_norms=norms if fields.flag("qk_layernorm", default=False) else None,
+        norms=norms if fields.flag("qk_layernorm", default=False) else None,
     )
     intermediate = fields.integer("intermediate_size")
-    function = fields.text("hidden_act", default="gelu_new")
+    function = fields.function("hidden_act", default="gelu_new")
 
     def feed(build: BlockBuilder, source: str) -> str:
         build.prefix = "mlp."
@@ -131,7 +131,7 @@ def phi(fields: Fields) -> Decoder:
     return model_decoder(
         fields,
         hidden=hidden,
-        blocks=(block,) * fields.integer("num_hidden_layers"),
+        blocks=(block,) * fields.layers("num_hidden_layers"),
         stem=token_stem(vocab=vocab, width=hidden, dropout=fields.probability("embd_pdrop")),
         tail=layer_norm_tail(hidden, "model.final_layernorm"),
         head=lm_head(hidden, vocab, tied=tied, bias=True),
@@ -147,7 +147,7 @@ def stablelm(fields: Fields) -> Decoder:
     """
     hidden = fields.integer("hidden_size")
     heads = Heads.read(fields, hidden, absent_kv_heads=32)
-    norms = HeadNorms(
+    norms = QueryKeyNorms(
         kind=NormKind.LAYER, names=("q_layernorm.norms", "k_layernorm.norms"), separate=True
     )
     attend = RotaryAttention(
@@ -156,7 +156,7 @@ def stablelm(fields: Fields) -> Decoder:
         output_bias=False,
         dropout=fields.probability("attention_dropout"),
         rotary_dim=heads.rotated_elements(fields, "partial_rotary_factor", default=0.25),
-        head_norms=norms if fields.flag("qk_layernorm", default=False) else None,
+        norms=norms if fields.flag("qk_layernorm", default=False) else None,
     )
     feed = dropped(read_gated_mlp(fields), fields.probability("hidden_dropout"))
     if fields.flag("use_parallel_residual", default=False):
@@ -166,6 +166,6 @@ def stablelm(fields: Fields) -> Decoder:
     return model_decoder(
         fields,
         hidden=hidden,
-        blocks=(block,) * fields.integer("num_hidden_layers"),
+        blocks=(block,) * fields.layers("num_hidden_layers"),
         tail=layer_norm_tail(hidden, "model.norm"),
     )

@@ -37,7 +37,7 @@ def opt(fields: Fields) -> Decoder:
         hidden_size=hidden,
         vocab_size=vocab,
         stem=_opt_stem(vocab, embedding_width, positions, hidden),
-        blocks=(_opt_block(fields, hidden),) * fields.integer("num_hidden_layers"),
+        blocks=(_opt_block(fields, hidden),) * fields.layers("num_hidden_layers"),
         blocks_path="model.decoder.layers",
         tail=_opt_tail(fields, hidden, embedding_width),
         head=lm_head(embedding_width, vocab, tied=tied),
@@ -95,7 +95,7 @@ def _opt_block(fields: Fields, hidden: int) -> Block:
         normed,
         fields.integer("ffn_dim"),
         names=("fc1", "fc2"),
-        function=fields.text("activation_function", default="relu"),
+        function=fields.function("activation_function", default="relu"),
         bias=bias,
     )
     out = build.add(middle, build.dropout(out, dropout))
@@ -138,7 +138,7 @@ def biogpt(fields: Fields) -> Decoder:
         hidden_size=hidden,
         vocab_size=vocab,
         stem=_biogpt_stem(fields, vocab, positions, hidden),
-        blocks=(_biogpt_block(fields, hidden),) * fields.integer("num_hidden_layers"),
+        blocks=(_biogpt_block(fields, hidden),) * fields.layers("num_hidden_layers"),
         blocks_path="biogpt.layers",
         tail=layer_norm_tail(hidden, "biogpt.layer_norm"),
         head=lm_head(hidden, vocab, tied=tied, name="output_projection"),
@@ -181,7 +181,7 @@ def _biogpt_block(fields: Fields, hidden: int) -> Block:
         layer_norm(build, "final_layer_norm", middle),
         fields.integer("intermediate_size"),
         names=("fc1", "fc2"),
-        function=fields.text("hidden_act", default="gelu"),
+        function=fields.function("hidden_act", default="gelu"),
         inner_dropout=fields.probability("activation_dropout"),
     )
     return build.build(build.add(middle, build.dropout(out, dropout)))

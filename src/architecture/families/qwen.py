@@ -6,7 +6,7 @@ from src.architecture.decoder import Decoder
 from src.architecture.families.common import Heads
 from src.architecture.families.llama import (
     WINDOW,
-    HeadNorms,
+    QueryKeyNorms,
     RotaryAttention,
     model_decoder,
     read_gated_mlp,
@@ -34,7 +34,7 @@ def qwen2(fields: Fields) -> Decoder:
         dropout=fields.probability("attention_dropout"),
     )
     block = residual_block(hidden, attend, read_gated_mlp(fields))
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.layers("num_hidden_layers")
     return model_decoder(
         fields, hidden=hidden, blocks=(block,) * layers, windows=upper_windows(fields, layers)
     )
@@ -50,7 +50,7 @@ def qwen3(fields: Fields) -> Decoder:
     heads = Heads.read(fields, hidden, absent_kv_heads=KV_HEADS, absent_head_dim=QWEN3_HEAD_DIM)
     attend = qwen3_attention(fields, heads)
     block = residual_block(hidden, attend, read_gated_mlp(fields))
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.layers("num_hidden_layers")
     return model_decoder(
         fields, hidden=hidden, blocks=(block,) * layers, windows=upper_windows(fields, layers)
     )
@@ -64,7 +64,7 @@ def qwen3_attention(fields: Fields, heads: Heads) -> RotaryAttention:
         bias=bias,
         output_bias=bias,
         dropout=fields.probability("attention_dropout"),
-        head_norms=HeadNorms(kind=NormKind.RMS),
+        norms=QueryKeyNorms(kind=NormKind.RMS, at_once=True),
     )
 
 
