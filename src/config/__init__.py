@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from src.config.command import EXIT_NOTHING_FITS, EXIT_OK, run_command
-from src.config.compose import compose_arguments, compose_keywords, show_with_hydra
+from src.config.command import EXIT_NOTHING_FITS, EXIT_OK, emit, run_command
+from src.config.compose import compose_arguments, compose_keywords
+from src.config.flags import run_flag
 from src.config.listing import listing_rows
 from src.config.request import Output, Question, to_output, to_request
 
@@ -14,9 +15,10 @@ __all__ = [
     "Question",
     "compose_arguments",
     "compose_keywords",
+    "emit",
     "listing_rows",
     "run_command",
-    "show_with_hydra",
+    "run_flag",
     "to_output",
     "to_request",
 ]

@@ -40,9 +40,8 @@ def split_arguments(arguments: Sequence[str]) -> dict[str, str]:
 def _flag_error(argument: str) -> UserError:
     name = argument.partition("=")[0]
     if name in ("-m", "--multirun"):
-        return UserError(
-            key=name, value="", allowed="one query a run; compare methods with method=[fsdp,zero3]"
-        )
+        allowed = "one query a run; compare methods with method=[fsdp,zero3]"
+        return UserError(key="option", value=argument, allowed=allowed)
     key = name.lstrip("-").replace("-", "_")
     hint = f"{key}=..." if key in KEYS else "--help lists every key"
     return UserError(key="option", value=argument, allowed=f"options are written key=value; {hint}")

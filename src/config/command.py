@@ -15,18 +15,39 @@ _EXIT_INTERRUPTED = 130
 _EXIT_BROKEN_PIPE = 141
 
 
+def emit(text: str) -> None:
+    """Write an answer to stdout, whatever its encoding.
+
+    Raises:
+        UserError: stdout cannot be written (a full disk).
+        BrokenPipeError: nobody reads it any more.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _drop_stdout()
+        reason = f"cannot be written ({error.strerror})"
+        raise UserError(key="output", value="stdout", allowed=reason) from error
+
+
 def run_command(work: Callable[[], int]) -> int:
     """The exit code of `work`; a UserError is printed as one line on stderr and gives 1."""
     try:
-        code = work()
-        sys.stdout.flush()
+        return work()
     except UserError as error:
         print(error, file=sys.stderr)
         return EXIT_WRONG_INPUT
     except KeyboardInterrupt:
         return _EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader is gone (`| head`); what is left in the buffer must not be written at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return _EXIT_BROKEN_PIPE
-    return code
+
+
+def _drop_stdout() -> None:
+    """Send what is left in stdout's buffer nowhere, as Python would try to write it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

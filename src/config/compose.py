@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
@@ -99,12 +101,13 @@ def show_with_hydra(flag: str, arguments: Sequence[str]) -> None:
     Args:
         flag: `--help` or `--cfg`.
         arguments: `key=value` arguments; the help takes none.
-    """
-    import os
-    import sys
 
+    Raises:
+        UserError: a key, a type or the grammar is wrong.
+    """
     _register()
-    node = {"app_name": "peakcast", "header": "", "footer": "", "template": _template()}
+    template = help_text(_default_texts()).replace("$", "$$")
+    node = {"app_name": "peakcast", "header": "", "footer": "", "template": template}
     ConfigStore.instance().store(group="hydra/help", name="estimate", node=node)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised then, not printed
     typed = split_arguments(arguments)
@@ -117,8 +120,13 @@ def show_with_hydra(flag: str, arguments: Sequence[str]) -> None:
         run()
 
 
-def _template() -> str:
-    return help_text().replace("$", "$$")
+def _default_texts() -> dict[str, str]:
+    """The default of each key as a user would type it; LoRA's own for its options."""
+    values = {key: OmegaConf.select(_defaults(FinetuneKind.LORA), key) for key in KEYS}
+    shown = {key: value for key, value in values.items() if not OmegaConf.is_dict(value)}
+    texts = {key: "null" if value is None else str(value) for key, value in shown.items()}
+    del texts["model"]
+    return {**texts, "finetune": "full", "method": "all", "trust_remote_code": "false"}
 
 
 def _compose(overrides: list[str]) -> DictConfig:
@@ -174,8 +182,9 @@ def _translated(error: Exception, typed: Mapping[str, Any]) -> UserError:
         return UserError(key="arguments", value=" ".join(typed), allowed=text.splitlines()[0])
     value = typed.get(key, "")
     allowed = KEYS[key].allowed if key in KEYS else "a value of the config field"
-    if isinstance(error, OverrideParseException):
-        allowed += f"; cannot be read as it stands, quote it: \"{key}='...'\""
+    is_number = key in KEYS and KEYS[key].kind is ValueKind.LITERAL and key != "arch"
+    if isinstance(error, OverrideParseException) and not is_number:
+        allowed += f"; cannot be read as it stands, quote what is text: \"{key}='...'\""
     return UserError(key=key, value=value, allowed=allowed)
 
 

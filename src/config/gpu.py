@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from src.config import zoo
-from src.errors import UserError, unknown_name
+from src.errors import UserError
 from src.spec import Gpu, Interconnect
 
 DEFAULT_SKU = "a100-80gb"
@@ -41,7 +41,9 @@ def resolve_gpu(written: str) -> tuple[Gpu, tuple[str, ...]]:
     if written.isdecimal():
         allowed = f"a name of list=gpus; did you mean gpus={written}?"
         raise UserError(key="gpu", value=written, allowed=allowed)
-    raise unknown_name(key="gpu", value=written, known=zoo.all_names("gpu"), what="known GPUs")
+    close = zoo.nearest_names("gpu", written)
+    hint = f"nearest: {', '.join(close)}" if close else "list=gpus prints them"
+    raise UserError(key="gpu", value=written, allowed=f"not among the known GPUs; {hint}")
 
 
 def _this_machine() -> tuple[Gpu, tuple[str, ...]]:

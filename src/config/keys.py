@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -56,13 +56,13 @@ def _choice(kind: type[StrEnum], meaning: str) -> Key:
 
 
 _COUNT = "a whole number, 1 or more"
-_COUNT_OR_NULL = f"{_COUNT}, or null"
+_COUNT_OR_NULL = "1 or more | null"
 _ELEMENTS = "elements, 0 or more"
 
 KEYS: dict[str, Key] = {
     "model": Key(
-        allowed="a name or hub id of list=models, a config.json or its folder, owner/name",
-        meaning="the model",
+        allowed="name or hub id of list=models, config.json or its folder, owner/name on the hub",
+        meaning="",
         kind=ValueKind.TEXT,
     ),
     "arch": Key(allowed="arch.<field>=value", meaning="overrides a field of the model's config"),
@@ -75,8 +75,8 @@ KEYS: dict[str, Key] = {
     "gpus_per_node": Key(allowed=_COUNT_OR_NULL, meaning="null: as usual for the GPU"),
     "internode_gbps": Key(allowed="GB/s, more than 0", meaning="network per GPU between nodes"),
     "method": Key(
-        allowed=f"all | one or a [list] of: {', '.join(Method)}",
-        meaning="methods to compare",
+        allowed=f"all | [{','.join(Method)}]",
+        meaning="",
         kind=ValueKind.WORDS,
     ),
     "tp": Key(allowed=_COUNT_OR_NULL, meaning="tensor-parallel degree; null: all possible"),
@@ -89,22 +89,22 @@ KEYS: dict[str, Key] = {
         meaning="where adapters go; []: attention",
         kind=ValueKind.WORDS,
     ),
-    "precision": _choice(Precision, "of weights and computation"),
+    "precision": _choice(Precision, "dtypes"),
     "optimizer": _choice(Optimizer, "adamw and sgd: foreach"),
     "seq_len": Key(allowed=_COUNT, meaning="tokens of each sequence"),
     "micro_batch": Key(
-        allowed=_COUNT_OR_NULL, meaning="sequences per GPU and pass; null: the largest that fits"
+        allowed=_COUNT_OR_NULL, meaning="sequences per GPU; null: the largest that fits"
     ),
     "grad_accum": Key(allowed=_COUNT, meaning="micro steps per optimizer step"),
-    "checkpointing": _choice(Checkpointing, "of activations"),
+    "checkpointing": _choice(Checkpointing, "which activations are recomputed"),
     "attention": _choice(Attention, "attn_implementation of transformers"),
     "loss": _choice(Loss, "how the loss is computed"),
     "estimator": _choice(EstimatorKind, "who answers"),
-    "zero.reduce_bucket_size": Key(allowed="elements, 1 or more", meaning="DeepSpeed's"),
-    "zero.allgather_bucket_size": Key(allowed="elements, 1 or more", meaning="DeepSpeed's"),
-    "zero.prefetch_bucket_size": Key(allowed=_ELEMENTS, meaning="DeepSpeed's, stage 3"),
-    "zero.param_persistence_threshold": Key(allowed=_ELEMENTS, meaning="DeepSpeed's, stage 3"),
-    "zero.max_live_parameters": Key(allowed=_ELEMENTS, meaning="DeepSpeed's, stage 3"),
+    "zero.reduce_bucket_size": Key(allowed="elements, 1 or more", meaning="DeepSpeed"),
+    "zero.allgather_bucket_size": Key(allowed="elements, 1 or more", meaning="DeepSpeed"),
+    "zero.prefetch_bucket_size": Key(allowed=_ELEMENTS, meaning="stage 3"),
+    "zero.param_persistence_threshold": Key(allowed=_ELEMENTS, meaning="stage 3"),
+    "zero.max_live_parameters": Key(allowed=_ELEMENTS, meaning="stage 3"),
     "trust_remote_code": Key(allowed="true | false", meaning="run code of a hub model's owner"),
     "format": Key(
         allowed=_choices(FORMATS), meaning="what is printed on stdout", kind=ValueKind.TEXT
@@ -153,25 +153,32 @@ def check_key(key: str, value: object) -> None:
     if key in KEYS or key.startswith("arch."):
         return
     plain = key.casefold().replace("-", "_")
-    close = [_OTHER_NAMES[plain]] if plain in _OTHER_NAMES else nearest(plain, KEYS, count=2)
+    if plain in _OTHER_NAMES:
+        close = [_OTHER_NAMES[plain]]
+    else:
+        parts = [name for name in KEYS if name.startswith(f"{plain}.")]
+        close = parts or nearest(plain, KEYS, count=2)
     hint = f"did you mean {' or '.join(close)}?" if close else "--help lists every key"
     raise UserError(key=key, value=value, allowed=f"unknown key; {hint}")
 
 
-def help_text() -> str:
-    """The text of `--help`."""
-    width = max(map(len, KEYS))
-    lines = [
-        f"  {name:<{width}}  {key.allowed}; {key.meaning}".rstrip("; ")
-        for name, key in KEYS.items()
-    ]
+def _line(name: str, defaults: Mapping[str, str]) -> str:
+    key = KEYS[name]
+    meaning = f"; {key.meaning}" if key.meaning else ""
+    default = f" [{defaults[name]}]" if name in defaults else ""
+    return f"  {name:<17} {key.allowed}{meaning}{default}"
+
+
+def help_text(defaults: Mapping[str, str]) -> str:
+    """The text of `--help`: one line per key, its default in brackets at the end."""
+    lines = [_line(name, defaults) for name in KEYS]
     return "\n".join(
         [
             "How much GPU memory does a fine-tuning job need, and which method runs it fastest?",
             "",
             "usage: python -m src.estimate key=value ...",
             "",
-            "Keys (a value in quotes or with spaces: quote the whole argument):",
+            "Keys, with their defaults in brackets (quote an argument that has spaces):",
             *lines,
             "",
             "Examples:",

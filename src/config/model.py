@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from src.config import zoo
-from src.errors import UserError, nearest, unknown_name
+from src.errors import UserError, nearest
 from src.spec import Model
 
 CONFIG_FILE = "config.json"
@@ -64,14 +64,12 @@ def _find(written: str, trust_remote_code: bool) -> tuple[_Found, tuple[str, ...
         return _Found(written, None, read_config(written, path)), warnings
     if _HUB_ID.fullmatch(written):
         return _Found(written, written, _read_hub(written, trust_remote_code)), warnings
-    raise _unknown(written)
+    raise UserError(key="model", value=written, allowed=f"not in the zoo; {_hint(written)}")
 
 
-def _unknown(written: str) -> UserError:
-    names = zoo.all_names("model")
-    if not nearest(written, names):
-        return UserError(key="model", value=written, allowed=f"unknown; allowed: {_KIND}")
-    return unknown_name(key="model", value=written, known=names, what="models of the zoo")
+def _hint(written: str) -> str:
+    close = zoo.nearest_names("model", written)
+    return f"nearest: {', '.join(close)}" if close else f"allowed: {_KIND}"
 
 
 def read_config(written: str, path: Path) -> dict[str, Any]:
@@ -118,10 +116,8 @@ def _read_hub(hub_id: str, trust_remote_code: bool) -> dict[str, Any]:
     try:
         config = AutoConfig.from_pretrained(hub_id, trust_remote_code=trust_remote_code)
     except Exception as problem:  # whatever the hub client raises, the user gets one line
-        reason = str(problem).strip().splitlines()[0] if str(problem).strip() else ""
-        close = nearest(hub_id, zoo.all_names("model"))
-        offline = f"; nearest in the zoo: {', '.join(close)}" if close else f"; allowed: {_KIND}"
-        allowed = f"not in the zoo, and the hub gave {type(problem).__name__}: {reason}{offline}"
+        reason = next(iter(str(problem).strip().splitlines()), type(problem).__name__).rstrip(".")
+        allowed = f"not in the zoo, and from the hub: {reason}; {_hint(hub_id)}"
         raise UserError(key="model", value=hub_id, allowed=allowed) from problem
     finally:
         logging.disable(previous)

@@ -101,7 +101,9 @@ def to_request(cfg: DictConfig) -> Question:
     """
     keys = _container(cfg)
     if keys["model"] == "???":
-        raise UserError(key="model", value="", allowed=f"needed: {KEYS['model'].allowed}")
+        raise UserError(
+            key="model", value="", allowed=f"needed, e.g. model=opt-1.3b; {KEYS['model'].allowed}"
+        )
     methods = _methods(keys["method"])
     finetune = _finetune(keys["finetune"])
     trust = keys["trust_remote_code"]
@@ -124,8 +126,10 @@ def _container(cfg: DictConfig) -> dict[str, Any]:
         keys = OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
-        key = getattr(error, "full_key", None) or "arguments"
-        raise UserError(key=key, value="", allowed=reason) from error
+        key = str(getattr(error, "full_key", None) or "arguments")
+        written = OmegaConf.to_container(cfg, resolve=False)
+        value = written.get(key, "") if isinstance(written, dict) else ""
+        raise UserError(key=key, value=value, allowed=reason) from error
     assert isinstance(keys, dict)
     return {str(key): value for key, value in keys.items()}
 
@@ -135,8 +139,15 @@ def _methods(names: list[str]) -> tuple[Method, ...]:
         return ()
     if not names:
         raise UserError(key="method", value="[]", allowed=KEYS["method"].allowed)
+    _require_words("method", names)
     methods = [parse_choice(Method, name, key="method") for name in names]
     return tuple(dict.fromkeys(methods))
+
+
+def _require_words(key: str, values: list[Any]) -> None:
+    """OmegaConf lets a list into a list of words; it is refused here."""
+    if not all(isinstance(value, str) and value for value in values):
+        raise UserError(key=key, value=values, allowed=KEYS[key].allowed)
 
 
 def _finetune(keys: Mapping[str, Any]) -> Finetune:
@@ -148,6 +159,7 @@ def _finetune(keys: Mapping[str, Any]) -> Finetune:
             key=f"finetune.{name}", value=value, allowed="only together with finetune=lora"
         )
     if "targets" in given:
+        _require_words("finetune.targets", given["targets"])
         given["targets"] = tuple(given["targets"])
     return Finetune(kind=kind, **given)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from src.errors import nearest
+
 CONF = Path(__file__).resolve().parents[2] / "conf"
 _Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -38,6 +40,12 @@ def all_names(kind: str) -> list[str]:
     """Every way to write an entry, names first."""
     table = index(kind)
     return [*table, *(other for others in table.values() for other in others)]
+
+
+def nearest_names(kind: str, written: str) -> list[str]:
+    """Names of the entries that have a name like `written`, best first, at most three."""
+    similar = nearest(written, all_names(kind), count=8)
+    return list(dict.fromkeys(_by_any_name(kind)[other.casefold()] for other in similar))[:3]
 
 
 def load(kind: str, name: str) -> dict[str, Any]:

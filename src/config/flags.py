@@ -1,0 +1,35 @@
+"""The few options with dashes: help, the composed configuration, the version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from src.config.compose import show_with_hydra
+from src.errors import UserError
+
+_CFG = ("--cfg", "-c")
+
+
+def run_flag(arguments: Sequence[str]) -> bool:
+    """Print what a known flag asks for; whether there was one.
+
+    Raises:
+        UserError: `--cfg` asks for something other than `job`.
+    """
+    if "--help" in arguments or "-h" in arguments:
+        show_with_hydra("--help", [])
+        return True
+    if "--version" in arguments:
+        from importlib.metadata import version
+
+        print(f"peakcast {version('peakcast')}")
+        return True
+    flag = next((argument for argument in arguments if argument in _CFG), None)
+    if flag is None:
+        return False
+    place = list(arguments).index(flag)
+    asked = arguments[place + 1] if place + 1 < len(arguments) else ""
+    if asked != "job":
+        raise UserError(key="option", value=f"{flag} {asked}", allowed="only --cfg job")
+    show_with_hydra("--cfg", [*arguments[:place], *arguments[place + 2 :]])
+    return True

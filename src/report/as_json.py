@@ -1,0 +1,99 @@
+"""The answer as JSON, schema_version 1; and the request as the keys a user types."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from src.plan.result import SCHEMA_VERSION, MethodReport, Report
+from src.spec import Finetune, Layout, Request
+
+
+def render_json(report: Report) -> str:
+    """The whole answer as one JSON object, indented, with a final line feed."""
+    return json.dumps(report_dict(report), indent=2, allow_nan=False) + "\n"
+
+
+def report_dict(report: Report) -> dict[str, Any]:
+    """The answer as plain dicts, lists, text and numbers; byte values are integers, per GPU."""
+    recommended = report.recommended
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "request": request_dict(report.request),
+        "model": asdict(report.model),
+        "gpu": {"sku": report.gpu.sku, "usable_bytes": report.gpu.usable_bytes},
+        "estimator": report.estimator.value,
+        "methods": [_method_dict(method) for method in report.methods],
+        "recommended": None
+        if recommended is None
+        else {
+            "method": recommended.method.value,
+            "layout": _layout_dict(recommended.layout),
+            "micro_batch": recommended.micro_batch,
+            "reason": recommended.reason,
+        },
+        "calibration": None if report.calibration is None else asdict(report.calibration),
+        "warnings": list(report.warnings),
+    }
+
+
+def request_dict(request: Request) -> dict[str, Any]:
+    """The request with every default filled in, as the keyword arguments of `estimate`."""
+    job, cluster = request.job, request.cluster
+    return {
+        "model": job.model.name,
+        "arch": dict(job.model.config),
+        "gpus": cluster.num_gpus,
+        "gpu": cluster.gpu.sku,
+        "gpus_per_node": cluster.gpus_per_node,
+        "internode_gbps": cluster.internode_gbps,
+        "method": [method.value for method in request.methods] or "all",
+        "tp": request.tp,
+        "finetune": _finetune_dict(job.finetune),
+        "precision": job.precision.value,
+        "optimizer": job.optimizer.value,
+        "seq_len": job.seq_len,
+        "micro_batch": request.micro_batch,
+        "grad_accum": job.grad_accum,
+        "checkpointing": job.checkpointing.value,
+        "attention": job.attention.value,
+        "loss": job.loss.value,
+        "estimator": request.estimator.value,
+        "zero": asdict(job.zero),
+    }
+
+
+def _finetune_dict(finetune: Finetune) -> dict[str, Any]:
+    """LoRA's options are null where nothing is adapted."""
+    has = finetune.is_lora
+    return {
+        "kind": finetune.kind.value,
+        "r": finetune.r if has else None,
+        "alpha": finetune.alpha if has else None,
+        "dropout": finetune.dropout if has else None,
+        "targets": list(finetune.targets) if has else None,
+    }
+
+
+def _layout_dict(layout: Layout) -> dict[str, int]:
+    return {"dp": layout.dp, "tp": layout.tp, "shard": layout.shard}
+
+
+def _method_dict(method: MethodReport) -> dict[str, Any]:
+    return {
+        "method": method.method.value,
+        "layout": _layout_dict(method.layout),
+        "micro_batch": method.micro_batch,
+        "peak_bytes": asdict(method.peak_bytes),
+        "upper_bytes": asdict(method.upper_bytes),
+        "peak_instant": str(method.peak_instant),
+        "ledger": {
+            str(instant): {str(term): int(num_bytes) for term, num_bytes in terms.items()}
+            for instant, terms in method.ledger.items()
+        },
+        "max_micro_batch": method.max_micro_batch,
+        "tokens_per_second": method.tokens_per_second,
+        "verdict": method.verdict.value,
+        "notes": list(method.notes),
+    }
