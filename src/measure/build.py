@@ -63,7 +63,25 @@ def _config(job: Job) -> Any:
             allowed=f"transformers refuses its config: {reason[:300]}",
         ) from error
     config.use_cache = False
+    if getattr(config, "layerdrop", 0):
+        config.layerdrop = 0.0
     return config
+
+
+def _check_flash(job: Job, config: Any) -> None:
+    """Refuse flash where transformers would load another kernel than FlashAttention-2."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if job.attention is not Attention.FLASH or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    allowed = getattr(model_class, "_compatible_flash_implementations", None)
+    if allowed and "flash_attention_2" not in allowed:
+        raise UserError(
+            key="attention",
+            value="flash",
+            allowed=f"{job.model.model_type} runs no FlashAttention-2; use sdpa or eager",
+        )
 
 
 def build_model(job: Job) -> nn.Module:
@@ -77,6 +95,7 @@ def build_model(job: Job) -> nn.Module:
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     config = _config(job)
+    _check_flash(job, config)
     implementation = ATTENTION_IMPLEMENTATIONS[job.attention]
     try:
         with warnings.catch_warnings(), torch.device("meta"):
@@ -91,7 +110,7 @@ def build_model(job: Job) -> nn.Module:
         raise UserError(
             key="attention" if "ttention" in reason else "model",
             value=job.attention if "ttention" in reason else job.model.name,
-            allowed=f"transformers cannot build this model so: {reason[:300]}",
+            allowed=f"transformers cannot build this model so: {reason.split(' Please')[0][:300]}",
         ) from error
     tie = getattr(model, "tie_weights", None)
     if tie is not None:
@@ -129,12 +148,13 @@ def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Modules whose class is an attention, innermost ones that hold Linears."""
     for name, module in model.named_modules():
         if "ttention" in type(module).__name__ and any(
-            _is_linear(child) for child in module.children()
+            is_linear(child) for child in module.children()
         ):
             yield name, module
 
 
-def _is_linear(module: nn.Module) -> bool:
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a Linear, or GPT-2's transposed one."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
@@ -155,7 +175,7 @@ def lora_targets(model: nn.Module, finetune: Finetune) -> list[str] | str:
         f"{name}.{child}"
         for name, module in attention_modules(model)
         for child, linear in module.named_children()
-        if _is_linear(linear)
+        if is_linear(linear)
     ]
     # BERT keeps the output projection in a module of its own beside the attention.
     found += [

@@ -24,13 +24,13 @@ _FP32_OPERATORS = (
     "pow.Scalar", "rsqrt", "reciprocal", "exp", "expm1", "log", "log10", "log1p", "log2",
     "softplus", "nll_loss", "nll_loss_nd", "logsumexp", "cosine_similarity",
     "binary_cross_entropy_with_logits", "mse_loss", "kl_div", "dist", "tan", "sinh", "cosh", "acos",
-    "asin",
+    "asin", "rms_norm", "l1_loss", "smooth_l1_loss", "huber_loss", "erfinv",
 )  # fmt: skip
 """Run in fp32 under CUDA autocast (aten/src/ATen/autocast_mode.h, AT_FORALL_FP32)."""
 
 _FP32_RESULT_OPERATORS = (
     "sum", "sum.dim_IntList", "cumsum", "cumprod", "prod", "prod.dim_int", "softmax.int",
-    "log_softmax.int",
+    "log_softmax.int", "linalg_vector_norm",
 )  # fmt: skip
 """The same, through their `dtype` argument: no fp32 copy of the input is made."""
 

@@ -14,11 +14,22 @@ from src.measure.blocks import find_blocks
 from src.measure.build import add_lora, autocast_dtype, build_model, enable_checkpointing
 from src.measure.case import Case
 from src.measure.ledger import summarize
+from src.measure.methods import (
+    LocalGradients,
+    Meshes,
+    apply_method,
+    build_meshes,
+    check_layout,
+    ddp_bucket_bytes,
+    fake_world,
+    local_tensor,
+)
 from src.measure.optimizers import build_optimizer, host_tensors, state_tensors
 from src.measure.result import DryRunResult, Owner
-from src.measure.simulated import SimulatedDevice
+from src.measure.simulated import SimulatedDevice, materialise
+from src.measure.trace import Recorder
 from src.measure.training import Training, run_steps, watch_blocks
-from src.spec import Attention, Method, Precision
+from src.spec import Attention, Precision
 
 MEASURED_STEP = 2
 
@@ -48,8 +59,7 @@ def check(case: Case) -> None:
             value=step.method,
             allowed="DeepSpeed's engine is not part of the dry run; the formula covers it",
         )
-    if step.method is not Method.SINGLE:
-        raise UserError(key="method", value=step.method, allowed="the dry run knows single")
+    check_layout(step)
     if job.attention is Attention.FLASH:
         if step.gpu.compute_capability < (8, 0):
             raise UserError(
@@ -72,15 +82,17 @@ def build(case: Case) -> nn.Module:
     return add_lora(model, job, loop) if job.finetune.is_lora else model
 
 
-def _prepare(case: Case, model: nn.Module, device: SimulatedDevice) -> Training:
+def _prepare(
+    case: Case, model: nn.Module, blocks: list[nn.Module], device: SimulatedDevice
+) -> Training:
     step, job, loop = case.step, case.step.job, case.loop
-    blocks = find_blocks(model)
-    device.load(model)
-    device.set_num_blocks(len(blocks))
-    device.watch_gradients(model)
-    watch_blocks(blocks, device.reached_block)
-    dtype = autocast_dtype(job.precision)
     trainable = [p for p in model.parameters() if p.requires_grad]
+    device.follow_weights(model)
+    if step.method.has_ddp and step.layout.dp > 1:
+        device.add_buffers(ddp_bucket_bytes(trainable))
+    device.watch_gradients(trainable)
+    device.set_num_blocks(len(blocks))
+    dtype = autocast_dtype(job.precision)
     device.trace.vocab_sizes = frozenset({_vocab_size(model)})
     device.trace.num_tokens = step.micro_batch * job.seq_len
     return Training(
@@ -88,7 +100,8 @@ def _prepare(case: Case, model: nn.Module, device: SimulatedDevice) -> Training:
         optimizer=build_optimizer(model, job, loop),
         make_batch=device.make_batch,
         autocast=None if dtype is None else partial(device.autocast, dtype),
-        clip=_clipping(trainable, loop.max_grad_norm),
+        clip=_clipping([local_tensor(p) for p in trainable], loop.max_grad_norm),
+        gradients=LocalGradients(trainable),
         loop=loop,
         grad_accum=job.grad_accum,
     )
@@ -100,7 +113,7 @@ def _vocab_size(model: nn.Module) -> int:
     return int(head.weight.shape[0]) if head is not None else 0
 
 
-def _clipping(parameters: list[nn.Parameter], max_norm: float) -> partial[torch.Tensor] | None:
+def _clipping(parameters: list[torch.Tensor], max_norm: float) -> partial[torch.Tensor] | None:
     if not max_norm:
         return None
     return partial(nn.utils.clip_grad_norm_, parameters, max_norm, foreach=True)
@@ -117,17 +130,41 @@ def dry_run(case: Case) -> DryRunResult:
     with warnings.catch_warnings(), device.libraries():
         warnings.simplefilter("ignore")
         model = build(case)
-        with device.running():
-            return _run(case, model, device)
+        with fake_world(case.step.layout.num_gpus):
+            meshes = build_meshes(case.step, device_type="cpu")
+            try:
+                with device.running() as recorder:
+                    return _run(case, model, meshes, device, recorder)
+            except UserError:
+                raise
+            except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+                raise _cannot_simulate(case, error) from error
 
 
-def _run(case: Case, model: nn.Module, device: SimulatedDevice) -> DryRunResult:
-    training = _prepare(case, model, device)
+def _cannot_simulate(case: Case, error: Exception) -> UserError:
+    """The model's code does something that fake tensors refuse: say what, in one line."""
+    reason = next((line for line in str(error).splitlines() if line.strip()), "")
+    return UserError(
+        key="model",
+        value=case.step.job.model.name,
+        allowed=f"its step cannot be simulated: {type(error).__name__}: {reason[:300]}",
+    )
 
-    def after_first() -> None:
-        device.trace.own(state_tensors(training.optimizer), Owner.OPTIMIZER_STATES)
-        device.trace.forget(host_tensors(training.optimizer))
 
-    run_steps(training, device, after_first=after_first)
-    entries = list(device.trace.entries)
+def _run(
+    case: Case, model: nn.Module, meshes: Meshes, device: SimulatedDevice, recorder: Recorder
+) -> DryRunResult:
+    blocks = find_blocks(model)
+    watch_blocks(blocks, device.reached_block)
+    materialise(model)
+    model = apply_method(model, blocks, case, meshes)
+    with recorder:
+        training = _prepare(case, model, blocks, device)
+
+        def after_first() -> None:
+            device.trace.own(state_tensors(training.optimizer), Owner.OPTIMIZER_STATES)
+            device.trace.forget(host_tensors(training.optimizer))
+
+        run_steps(training, device, after_first=after_first)
+        entries = list(device.trace.entries)
     return summarize(entries, step=MEASURED_STEP, versions=library_versions(), notes=())

@@ -7,6 +7,7 @@ the same kernel and keeps the same tensors.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -78,6 +79,14 @@ def _patches(stack: ExitStack) -> None:
     patch(utils, "_lazy_imports", imports)
     patch(utils, "_loaded_implementation", None)
     patch(utils, "_is_packed_sequence", lambda *_args, **_kwargs: False)
+    patch(utils, "is_flash_attn_available", lambda *_args, **_kwargs: True)
+    for name, module in list(sys.modules.items()):
+        # Imported earlier, without the package: such a module left the function out.
+        guarded = name.startswith("transformers.models.") and hasattr(
+            module, "is_flash_attn_available"
+        )
+        if guarded and not hasattr(module, "_flash_attention_forward"):
+            vars(module)["_flash_attention_forward"] = utils._flash_attention_forward
     available = utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2]
     stack.enter_context(
         mock.patch.dict(available, {"general_availability_check": lambda *_a, **_k: True})

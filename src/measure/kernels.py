@@ -132,13 +132,32 @@ class KernelWorkspace:
         return 0, 0
 
 
-def as_cuda_returns(func: Any, result: Any) -> Any:
-    """An operator's results with CUDA's dtypes: layer norm keeps mean and rstd in fp32."""
+def run_as_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operator's results as CUDA returns them.
+
+    Layer norm keeps mean and rstd in fp32; `_grouped_mm` takes fp32 and fp16 as well, which its
+    fake implementation refuses.
+    """
+    if func is aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
+        return _grouped_mm(*args, **kwargs)
+    result = func(*args, **kwargs)
     if func is aten.native_layer_norm.default and result[1].dtype in HALF:
         out, mean, rstd = result
-        return (
-            out,
-            torch.empty_like(mean, dtype=torch.float32),
-            torch.empty_like(rstd, dtype=torch.float32),
-        )
+        mean, rstd = (torch.empty_like(x, dtype=torch.float32) for x in (mean, rstd))
+        return out, mean, rstd
     return result
+
+
+def _grouped_mm(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    *_: Any,
+    **__: Any,
+) -> torch.Tensor:
+    """An empty result: (rows, columns), or one matrix for each group if both operands are 2-D."""
+    shape = [left.shape[-2], right.shape[-1]]
+    if left.dim() == right.dim() == 2:
+        assert offsets is not None, "two flat operands are grouped by offsets"
+        shape.insert(0, offsets.shape[0])
+    return torch.empty(shape, dtype=left.dtype, device=left.device)

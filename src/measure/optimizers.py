@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from src.measure.methods import local_tensor
 from src.measure.options import LoopOptions
 from src.spec import Job, Optimizer
 
@@ -20,7 +21,7 @@ LEARNING_RATE = 1e-5
 
 def parameter_groups(model: nn.Module, loop: LoopOptions) -> list[dict[str, Any]]:
     """Trainable parameters with and without weight decay; one group if the loop asks for that."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    named = [(n, local_tensor(p)) for n, p in model.named_parameters() if p.requires_grad]
     if not loop.trainer_groups:
         return [{"params": [p for _, p in named]}]
     layer_norms = {

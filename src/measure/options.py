@@ -23,6 +23,10 @@ class LoopOptions:
             sees no mask: a full mask without padding takes the same path.
         kbit_preparation: `prepare_model_for_kbit_training` on LoRA's base model (non-quantised
             parameters become fp32), as QLoRA scripts call it.
+        fsdp_reduce_fp32: reduce gradients in fp32 under mixed precision; accelerate's default is
+            the compute dtype.
+        fsdp_split_root: embedding and head as FSDP units of their own (accelerate 1.15), instead of
+            parts of the root.
         fp32_adapters: PEFT's `autocast_adapter_dtype`.
     """
 
@@ -33,6 +37,8 @@ class LoopOptions:
     attention_mask_input: bool = False
     kbit_preparation: bool = False
     fp32_adapters: bool = True
+    fsdp_reduce_fp32: bool = False
+    fsdp_split_root: bool = False
 
     def __post_init__(self) -> None:
         if self.max_grad_norm < 0:

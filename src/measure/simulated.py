@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -14,7 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from src.measure.cuda_semantics import cuda_semantics
 from src.measure.flash import simulated_flash_attention
-from src.measure.kernels import KernelWorkspace, as_cuda_returns
+from src.measure.fsdp_trace import following_fsdp
+from src.measure.kernels import KernelWorkspace, run_as_cuda
+from src.measure.methods import local_tensor
 from src.measure.result import Instant, Owner
 from src.measure.trace import Recorder, Trace
 from src.spec import Attention, Step
@@ -63,6 +66,29 @@ def _host_support() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No log lines from PyTorch about an operator that failed: the error itself is reported."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextmanager
+def _values_known() -> Iterator[None]:
+    """Let transformers ask masks whether they are all ones; `Recorder` says yes."""
+    utils = importlib.import_module("transformers.utils.import_utils")
+    if not hasattr(utils, "is_fake_tensor"):
+        yield
+        return
+    with mock.patch.object(utils, "is_fake_tensor", return_value=False):
+        yield
+
+
 class SimulatedDevice:
     """A GPU that only its allocations exist of.
 
@@ -74,6 +100,7 @@ class SimulatedDevice:
         self.trace = Trace()
         self._step = step
         self._num_blocks = 0
+        self._parameters: list[nn.Parameter] = []
         self._current_block = -1
 
     def libraries(self) -> AbstractContextManager[None]:
@@ -83,22 +110,31 @@ class SimulatedDevice:
         return nullcontext()
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Within it, tensors are fake, operators are CUDA's and every storage is followed."""
+    def running(self) -> Iterator[Recorder]:
+        """Within it, tensors are fake and operators CUDA's; enter the recorder to follow them."""
         capability = self._step.gpu.compute_capability
-        recorder = Recorder(self.trace, workspace=KernelWorkspace(capability), fix=as_cuda_returns)
+        recorder = Recorder(self.trace, workspace=KernelWorkspace(capability), call=run_as_cuda)
         with ExitStack() as stack:
             stack.enter_context(cuda_semantics(capability))
             stack.enter_context(_host_support())
+            stack.enter_context(_quiet())
+            stack.enter_context(_values_known())
+            if self._step.method.is_fsdp:
+                stack.enter_context(following_fsdp(self.trace))
             stack.enter_context(FakeTensorMode())
-            stack.enter_context(recorder)
-            yield
+            yield recorder
 
-    def load(self, model: nn.Module) -> None:
-        """Give the model its (fake) weights."""
-        self.trace.default_owner = Owner.WEIGHTS
-        materialise(model)
-        self.trace.default_owner = Owner.TEMPORARIES
+    def follow_weights(self, model: nn.Module) -> None:
+        """Start the record with this rank's parameters and the buffers."""
+        for module in model.modules():
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is not None:
+                    self.trace.follow(local_tensor(tensor), Owner.WEIGHTS)
+
+    def add_buffers(self, sizes: list[int]) -> None:
+        """Communication buffers that live as long as the model."""
+        for size in sizes:
+            self.trace.born(size, Owner.COMMUNICATION_BUFFERS)
 
     def make_batch(self) -> Mapping[str, torch.Tensor]:
         """Token ids and labels, int64, as the Trainer puts them on the GPU."""
@@ -111,17 +147,9 @@ class SimulatedDevice:
         self.trace.default_owner = Owner.TEMPORARIES
         return batch
 
-    def watch_gradients(self, model: nn.Module) -> None:
-        """Own every parameter's gradient as soon as it is accumulated."""
-
-        def accumulated(parameter: torch.Tensor) -> None:
-            if parameter.grad is not None:
-                self.trace.own([parameter.grad], Owner.GRADIENTS)
-
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                hook: Any = parameter.register_post_accumulate_grad_hook
-                hook(accumulated)
+    def watch_gradients(self, parameters: list[nn.Parameter]) -> None:
+        """Own these parameters' gradients whenever `backward()` is over."""
+        self._parameters = parameters
 
     def set_num_blocks(self, count: int) -> None:
         """How many blocks `reached_block` counts over."""
@@ -146,6 +174,9 @@ class SimulatedDevice:
     def enters(self, instant: Instant) -> None:
         """The window `instant` begins."""
         trace = self.trace
+        if instant is Instant.GRADIENT_SYNC:
+            gradients = [local_tensor(p.grad) for p in self._parameters if p.grad is not None]
+            trace.own(gradients, Owner.GRADIENTS)
         trace.backward = instant is Instant.LOSS_BACKWARD
         trace.instant = instant
         trace.note_operation(forward=instant is Instant.FORWARD_END)

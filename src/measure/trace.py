@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -53,6 +55,9 @@ class Entry:
     step: int
 
 
+WRAPPERS = frozenset({"DTensor", "AsyncCollectiveTensor"})
+"""Tensor subclasses around local tensors: their own dispatch runs the local operators."""
+
 WorkspaceRule = Callable[[Any, tuple[Any, ...], Any, bool], tuple[int, int]]
 """(operator, arguments, result, in backward) -> bytes while it runs, bytes that stay."""
 
@@ -64,7 +69,6 @@ class Trace:
         entries: what happened, in order.
         instant: the current window.
         step: optimizer step, 0 while loading.
-        stream: stream that allocations go to.
         vocab_sizes: last dimensions that make a large tensor `logits`.
         num_tokens: tokens of a micro batch.
     """
@@ -73,7 +77,7 @@ class Trace:
         self.entries: list[Entry] = []
         self.instant = Instant.LOAD
         self.step = 0
-        self.stream = 0
+        self._streams: dict[int, int] = {id(torch.cpu.current_stream()): 0}
         self.backward = False
         self.vocab_sizes: frozenset[int] = frozenset()
         self.num_tokens = 0
@@ -84,6 +88,11 @@ class Trace:
         self._tensors: dict[int, list[Any]] = {}
         self._region_blocks: list[Block] = []
         self._count = 0
+
+    @property
+    def stream(self) -> int:
+        """Number of the current stream, by first use; 0 is the compute stream."""
+        return self._streams.setdefault(id(torch.cpu.current_stream()), len(self._streams))
 
     def note_operation(self, *, forward: bool) -> None:
         """Close or open a stretch of forward operations before an operator runs."""
@@ -180,6 +189,14 @@ class Trace:
         return all(view() is None or view() is tensor for view in views)
 
 
+def _called_by_engine() -> bool:
+    """Whether the nearest Python caller of the operator is the call that started the engine."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name in ("__torch_dispatch__", "_fn", "inner"):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_engine_run_backward"
+
+
 def _is_engine_accumulation(func: Any, args: tuple[Any, ...], trace: Trace) -> bool:
     """Whether the autograd engine adds two gradients and would do it in place on CUDA.
 
@@ -187,6 +204,8 @@ def _is_engine_accumulation(func: Any, args: tuple[Any, ...], trace: Trace) -> b
     engine's buffer alone holds. The engine excludes tensor subclasses, which fake tensors are.
     """
     if func is not aten.add.Tensor or not trace.backward or torch.is_grad_enabled():
+        return False
+    if not _called_by_engine():
         return False
     mine, other = args[0], args[1]
     return (
@@ -205,16 +224,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         trace: the record.
         workspace: rule for bytes that an operator's kernel takes besides its results.
-        fix: changes an operator's results to what CUDA returns.
+        call: runs an operator with the results that CUDA returns.
     """
 
-    def __init__(
-        self, trace: Trace, *, workspace: WorkspaceRule, fix: Callable[[Any, Any], Any]
-    ) -> None:
+    def __init__(self, trace: Trace, *, workspace: WorkspaceRule, call: Callable[..., Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = trace
         self.workspace = workspace
-        self.fix = fix
+        self.call = call
 
     def __torch_dispatch__(
         self,
@@ -225,13 +242,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if func is torch.ops.prim.device.default:
             return func(*args, **(kwargs or {}))
+        if func is aten._local_scalar_dense.default and args[0].dtype is torch.bool:
+            # Masks are all ones and positions consecutive: what is asked of them holds.
+            return True
+        if any(kind.__name__ in WRAPPERS for kind in types):
+            return NotImplemented
         trace = self.trace
         in_forward = trace.instant is Instant.FORWARD_END
         trace.note_operation(forward=in_forward or (trace.backward and torch.is_grad_enabled()))
         if _is_engine_accumulation(func, args, trace):
             aten.add_.Tensor(args[0], args[1])
             return args[0]
-        result = self.fix(func, func(*args, **(kwargs or {})))
+        result = self.call(func, args, kwargs or {})
         owner = self._owner(func, args)
         for leaf in tree_iter(result):
             if isinstance(leaf, torch.Tensor):

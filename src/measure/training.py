@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from src.measure.methods import LocalGradients
 from src.measure.options import LoopOptions
 from src.measure.result import Instant
 
@@ -35,6 +36,7 @@ class Training:
         make_batch: the inputs of one micro step, on the device.
         autocast: a fresh autocast context; None without mixed precision.
         clip: clips the gradients; None without clipping.
+        gradients: hands gradients of distributed parameters to the optimizer.
         loop: options of the loop.
         grad_accum: micro steps per optimizer step.
     """
@@ -44,6 +46,7 @@ class Training:
     make_batch: Callable[[], Mapping[str, torch.Tensor]]
     autocast: Callable[[], Any] | None
     clip: Callable[[], object] | None
+    gradients: LocalGradients
     loop: LoopOptions
     grad_accum: int = 1
 
@@ -93,11 +96,13 @@ def run_step(training: Training, observer: Observer) -> None:
         loss = loss.detach()
         del kept
     observer.enters(Instant.GRADIENT_SYNC)
+    training.gradients.hand_over()
     if training.clip is not None:
         training.clip()
     observer.enters(Instant.OPTIMIZER_STEP)
     training.optimizer.step()
     training.optimizer.zero_grad(set_to_none=True)
+    training.gradients.clear()
 
 
 def run_steps(training: Training, observer: Observer, *, after_first: Callable[[], None]) -> None:

@@ -1,0 +1,126 @@
+"""Tensor-parallel plans: every Linear of a block split by columns or rows (Megatron's scheme)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from src.errors import UserError
+from src.measure.build import is_linear
+
+COLUMNS = frozenset(
+    {
+        "q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn", "query", "key",
+        "value", "gate_proj", "up_proj", "gate_up_proj", "fc1", "fc_in", "c_fc", "dense_h_to_4h",
+    }
+)  # fmt: skip
+"""Linears whose outputs are split: heads of an attention, width of an MLP."""
+
+ROWS = frozenset(
+    {
+        "o_proj", "out_proj", "down_proj", "fc2", "fc_out", "c_proj", "dense_4h_to_h", "dense",
+    }
+)  # fmt: skip
+"""Linears whose inputs are split; their outputs are summed over the group."""
+
+HEAD_COUNTS = (
+    "num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads", "kv_heads",
+)  # fmt: skip
+WIDTHS = ("embed_dim", "all_head_size", "split_size", "hidden_size")
+"""Attributes of attention modules that their code reshapes by; divided along with the heads."""
+
+
+def plan(model: nn.Module, blocks: list[nn.Module], degree: int) -> dict[str, str]:
+    """Full name -> "columns" or "rows" of every Linear of the blocks.
+
+    Raises:
+        UserError: a Linear has no known place, or heads or widths do not divide by `degree`.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    found: dict[str, str] = {}
+    for block in blocks:
+        for path, module in block.named_modules():
+            if is_linear(module):
+                found[f"{names[id(block)]}.{path}"] = _place(path, module, degree)
+            elif any(p.dim() == 3 for p in module.parameters(recurse=False)):
+                raise UserError(
+                    key="method",
+                    value="tp",
+                    allowed=f"no tensor-parallel plan for the experts in {path}; use fsdp",
+                )
+    return found
+
+
+def _place(path: str, module: nn.Module, degree: int) -> str:
+    name = path.rsplit(".", 1)[-1]
+    if path.endswith("intermediate.dense"):
+        name = "fc1"
+    if name not in COLUMNS | ROWS:
+        raise UserError(
+            key="method", value="tp", allowed=f"no tensor-parallel plan for the Linear {path}"
+        )
+    place = "columns" if name in COLUMNS else "rows"
+    rows, columns = _shape(module)
+    size = columns if place == "columns" else rows
+    if size % degree:
+        raise UserError(
+            key="tp", value=degree, allowed=f"a divisor of the {size} {place} of {path}"
+        )
+    return place
+
+
+def _shape(module: Any) -> tuple[int, int]:
+    """Inputs and outputs of a Linear or a Conv1D."""
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features
+    return int(module.weight.shape[0]), int(module.weight.shape[1])
+
+
+def divide_heads(blocks: list[nn.Module], degree: int) -> None:
+    """Tell the attention modules how many heads are theirs.
+
+    Raises:
+        UserError: the heads do not divide by `degree`.
+    """
+    for block in blocks:
+        for module in block.modules():
+            if "ttention" not in type(module).__name__:
+                continue
+            for name in HEAD_COUNTS:
+                _divide(module, name, degree, required=True)
+            for name in WIDTHS:
+                _divide(module, name, degree, required=False)
+
+
+def _divide(module: nn.Module, name: str, degree: int, *, required: bool) -> None:
+    count = vars(module).get(name)
+    if not isinstance(count, int) or isinstance(count, bool):
+        return
+    if count % degree == 0:
+        setattr(module, name, count // degree)
+    elif required:
+        raise UserError(key="tp", value=degree, allowed=f"a divisor of {name}={count}")
+
+
+def parallelize(model: nn.Module, blocks: list[nn.Module], mesh: Any) -> None:
+    """Split the blocks' Linears over `mesh`; everything else stays whole on every GPU."""
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        ParallelStyle,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    from src.measure.conv1d import ColumnConv1D, RowConv1D
+
+    found = plan(model, blocks, mesh.size())
+    divide_heads(blocks, mesh.size())
+    styles: dict[str, ParallelStyle] = {}
+    for name, place in found.items():
+        plain = isinstance(model.get_submodule(name), nn.Linear)
+        if place == "columns":
+            styles[name] = ColwiseParallel() if plain else ColumnConv1D()
+        else:
+            styles[name] = RowwiseParallel() if plain else RowConv1D()
+    parallelize_module(model, mesh, styles)
