@@ -38,8 +38,8 @@ class Estimate:
 def ledger_of(step: Step) -> dict[Instant, dict[Term, int]]:
     """Instants x terms in whole bytes; only terms that are not 0.
 
-    Every tensor counts with its own bytes; rounding each block up to 512 B, as the allocator does, is
-    left out (under 0.1 % for models above 100 M parameters).
+    Every tensor counts with its own bytes; rounding each block up to 512 B, as the allocator does,
+    is left out (under 0.1 % for models above 100 M parameters).
 
     Raises:
         UserError: the config or the attention implementation is impossible.

@@ -3,8 +3,8 @@
 FIRST MODELS. Every constant below is a plain figure that no fit to runs has replaced yet; reports
 carry a wide upper bound because of them. They come from 158 published A100-80 runs that state both
 `max_memory_allocated` and nvidia-smi's peak (fms-acceleration's benchmark files): nvidia-smi over
-allocated has a median of 1.16 on one GPU and 1.29 with FSDP, tending to 1.02 where the card is full,
-because the allocator gives its cache back before it fails.
+allocated has a median of 1.16 on one GPU and 1.29 with FSDP, tending to 1.02 where the card is
+full, because the allocator gives its cache back before it fails.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLACK_AT_CAPACITY = 0.015
 """What fragmentation still costs once the cache has been given back."""
 
 CONTEXT_MIB_PER_SM = 4.5
-"""CUDA context where nobody has measured it: 481 MiB on an A100 (108 SMs), 601 on an H100 NVL (132)."""
+"""CUDA context where nobody measured it: 481 MiB on an A100 (108 SMs), 601 on an H100 NVL (132)."""
 
 NCCL_BYTES_PER_COMMUNICATOR = 400 * MIB
 """Channels and buffers of one NCCL communicator."""
@@ -62,7 +62,7 @@ class LevelModel:
         )
 
     def needed(self, allocated: Any) -> Any:
-        """Device bytes without which the estimate cannot run: the cache given back; takes arrays."""
+        """Device bytes that the estimate cannot run without: cache given back; takes arrays."""
         return allocated * (1 + SLACK_AT_CAPACITY) + self.outside
 
     def needed_upper(self, allocated: Any) -> Any:

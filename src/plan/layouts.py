@@ -1,0 +1,130 @@
+"""Which methods, with which degrees, are possible on a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from src.architecture import Decoder
+from src.errors import UserError
+from src.spec import Cluster, Layout, Method, Precision, Request
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One method with one layout."""
+
+    method: Method
+    layout: Layout
+
+
+def tensor_parallel_degrees(decoder: Decoder, cluster: Cluster) -> tuple[int, ...]:
+    """Degrees above 1 that divide the GPUs, the heads and the key/value heads and fit a node."""
+    heads = decoder.attention
+    return tuple(
+        degree
+        for degree in range(2, cluster.node_size + 1)
+        if cluster.num_gpus % degree == 0
+        and cluster.node_size % degree == 0
+        and heads.num_heads % degree == 0
+        and heads.num_kv_heads % degree == 0
+    )
+
+
+def candidates(request: Request, decoder: Decoder) -> tuple[Candidate, ...]:
+    """Every candidate of a request.
+
+    Raises:
+        UserError: a method, or a tensor-parallel degree, that was asked for is impossible.
+    """
+    degrees = _asked_degrees(request, decoder)
+    found: list[Candidate] = []
+    for method in request.methods or _every_method(request):
+        mine = _layouts(method, request.cluster.num_gpus, degrees)
+        if request.methods:
+            _refuse(request, method, possible=bool(mine), degrees=degrees)
+        found += [Candidate(method=method, layout=layout) for layout in mine]
+    if not found:
+        raise UserError(
+            key="tp",
+            value=request.tp,
+            allowed=f"no method uses it on gpus={request.cluster.num_gpus}",
+        )
+    return tuple(found)
+
+
+def _every_method(request: Request) -> tuple[Method, ...]:
+    if request.cluster.num_gpus == 1:
+        return (Method.SINGLE,)
+    every = [method for method in Method if method is not Method.SINGLE]
+    if request.job.precision is Precision.BF16_TRUE:
+        every = [method for method in every if not method.is_zero]
+    if request.tp is not None:
+        every = [method for method in every if method.has_tensor_parallel is (request.tp > 1)]
+    return tuple(every)
+
+
+def _asked_degrees(request: Request, decoder: Decoder) -> tuple[int, ...]:
+    """The degrees to try.
+
+    Raises:
+        UserError: `tp` was given and is not one of them.
+    """
+    degrees = tensor_parallel_degrees(decoder, request.cluster)
+    if request.tp is None:
+        return degrees
+    if request.tp == 1:
+        return ()
+    if request.tp not in degrees:
+        heads = decoder.attention
+        possible = ", ".join(str(degree) for degree in (1, *degrees))
+        raise UserError(
+            key="tp",
+            value=request.tp,
+            allowed=(
+                f"has to divide gpus={request.cluster.num_gpus}, {heads.num_heads} heads and "
+                f"{heads.num_kv_heads} key/value heads and fit a node of "
+                f"{request.cluster.node_size}; possible: {possible}"
+            ),
+        )
+    return (request.tp,)
+
+
+def _layouts(method: Method, num_gpus: int, degrees: tuple[int, ...]) -> tuple[Layout, ...]:
+    if method is Method.SINGLE:
+        return (Layout(),) if num_gpus == 1 else ()
+    if method is Method.TP:
+        return tuple(Layout(tp=degree) for degree in degrees if degree == num_gpus)
+    if method.has_tensor_parallel:
+        return tuple(
+            Layout(
+                dp=num_gpus // degree,
+                tp=degree,
+                shard=num_gpus // degree if method.is_fsdp else 1,
+            )
+            for degree in degrees
+            if degree < num_gpus
+        )
+    return (Layout(dp=num_gpus, shard=1 if method is Method.DDP else num_gpus),)
+
+
+def _refuse(request: Request, method: Method, *, possible: bool, degrees: tuple[int, ...]) -> None:
+    """Raise UserError for a method that was asked for and cannot run."""
+    num_gpus = request.cluster.num_gpus
+    if method.is_zero and request.job.precision is Precision.BF16_TRUE:
+        allowed = "DeepSpeed keeps an fp32 master copy; precision=bf16-mixed, fp16-mixed or fp32"
+        raise UserError(key="method", value=method.value, allowed=allowed)
+    if possible:
+        return
+    if method is Method.SINGLE:
+        allowed = f"runs on one GPU; gpus=1 instead of gpus={num_gpus}"
+    elif num_gpus == 1:
+        allowed = "needs 2 GPUs or more; method=single on one"
+    elif not degrees:
+        allowed = f"no tensor-parallel degree divides the model's heads on gpus={num_gpus}"
+    elif method is Method.TP:
+        allowed = f"needs one degree over all gpus={num_gpus}; possible degrees: " + ", ".join(
+            str(degree) for degree in degrees
+        )
+    else:
+        allowed = f"needs data-parallel replicas beside tensor parallelism on gpus={num_gpus}"
+    raise UserError(key="method", value=method.value, allowed=allowed)

@@ -1,0 +1,61 @@
+"""The largest micro batch that fits, and what a verdict is."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from src.memory import Estimate
+from src.spec import Gpu, Step, Verdict
+
+LARGEST_MICRO_BATCH = 1 << 20
+"""Where the search stops."""
+
+
+class Estimator(Protocol):
+    """Whatever answers for one step."""
+
+    def __call__(self, step: Step) -> Estimate:
+        """The estimate of one step."""
+        ...
+
+
+def verdict(estimate: Estimate, gpu: Gpu) -> Verdict:
+    """`fits`: the upper bound is within the usable capacity; `tight`: only the estimate is."""
+    if estimate.upper_bytes.device <= gpu.usable_bytes:
+        return Verdict.FITS
+    if estimate.peak_bytes.device <= gpu.usable_bytes:
+        return Verdict.TIGHT
+    return Verdict.OOM
+
+
+def largest_micro_batch(step: Step, estimator: Estimator) -> int:
+    """The largest micro batch whose verdict is `fits`, by doubling and bisection; 0 if none is.
+
+    Peaks never fall as the micro batch grows, which is what bisection needs.
+    """
+
+    def fits(micro_batch: int) -> bool:
+        trial = with_micro_batch(step, micro_batch)
+        return verdict(estimator(trial), step.gpu) is Verdict.FITS
+
+    if not fits(1):
+        return 0
+    low = 1
+    while low < LARGEST_MICRO_BATCH and fits(2 * low):
+        low *= 2
+    high = 2 * low
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def with_micro_batch(step: Step, micro_batch: int) -> Step:
+    """The same step at another micro batch."""
+    return Step(
+        job=step.job,
+        method=step.method,
+        layout=step.layout,
+        gpu=step.gpu,
+        micro_batch=micro_batch,
+    )

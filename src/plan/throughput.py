@@ -1,0 +1,160 @@
+"""Tokens per second, a FIRST MODEL: compute roofline, memory traffic, communication volume.
+
+No constant here is fitted to measured step times yet; it ranks methods, it does not promise speed.
+
+Letters: B micro batch, S sequence, N data-parallel GPUs, t tensor-parallel degree, P parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from src.architecture import Decoder
+from src.architecture.ops import Attention, Experts, Linear
+from src.memory import count_model
+from src.spec import Checkpointing, Cluster, Gpu, Interconnect, Job, Method, Precision, Step
+
+MATMUL_EFFICIENCY = 0.5
+"""Share of the dense peak rate that a training step's matrix multiplies reach."""
+
+LINK_EFFICIENCY = 0.7
+"""Share of a link's bandwidth that a collective reaches."""
+
+BANDWIDTH_EFFICIENCY = 0.8
+"""Share of the memory bandwidth that pointwise kernels reach."""
+
+PCIE_SHARING = 0.5
+"""Collectives over PCIe cross the host bridge twice."""
+
+ACTIVATION_PASSES = 12
+"""Reads and writes of a block's activations by norms, activations and residuals, in hidden widths."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """Seconds of one optimizer step.
+
+    Attributes:
+        compute: matrix multiplies and attention of all micro steps.
+        traffic: pointwise kernels' memory traffic of all micro steps.
+        optimizer: reading and writing weights, gradients and states.
+        exposed: communication that nothing hides.
+    """
+
+    compute: float
+    traffic: float
+    optimizer: float
+    exposed: float
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.compute + self.traffic + self.optimizer + self.exposed
+
+
+def tokens_per_second(step: Step, cluster: Cluster, decoder: Decoder) -> float:
+    """Tokens of all GPUs together per second of optimizer steps."""
+    tokens = step.layout.dp * step.micro_batch * step.job.seq_len * step.job.grad_accum
+    return tokens / step_time(step, cluster, decoder).seconds
+
+
+def step_time(step: Step, cluster: Cluster, decoder: Decoder) -> StepTime:
+    """The time of one optimizer step on every GPU."""
+    job, layout, gpu = step.job, step.layout, step.gpu
+    tokens = step.micro_batch * job.seq_len
+    forward = forward_flops_per_token(decoder, job) * tokens / layout.tp
+    rate = matmul_flops(gpu, job.precision) * MATMUL_EFFICIENCY
+    compute = job.grad_accum * forward * _passes(job) / rate
+    width = decoder.hidden_size * job.precision.compute_bytes
+    moved = ACTIVATION_PASSES * width * decoder.num_layers * tokens * (1 + 1 / layout.tp) / 2
+    bandwidth = gpu.memory_bandwidth_gbps * 1e9 * BANDWIDTH_EFFICIENCY
+    counts = count_model(decoder, finetune=job.finetune, tp=layout.tp, shard=layout.shard).all
+    weight_reads = counts.base * job.precision.compute_bytes * _passes(job)
+    traffic = job.grad_accum * (moved * _passes(job) + weight_reads) / bandwidth
+    states = 4 * (3 + 2 * job.optimizer.states_per_parameter)
+    trained = counts.trained_shard if layout.shard > 1 else counts.trained
+    optimizer = trained * states / bandwidth
+    hidden_by = compute * (_passes(job) - 1) / _passes(job) / job.grad_accum
+    exposed = _tensor_parallel_seconds(step, cluster, decoder) + max(
+        0.0, _data_parallel_seconds(step, cluster, counts.base, counts.trained) - hidden_by
+    )
+    return StepTime(compute=compute, traffic=traffic, optimizer=optimizer, exposed=exposed)
+
+
+def _passes(job: Job) -> float:
+    """Forward-equivalents of one micro step: 1 forward, 1 or 2 backward, 1 recomputation.
+
+    LoRA computes no gradients of the frozen weights: its backward is one forward's worth.
+    """
+    backward = 1 if job.finetune.is_lora else 2
+    return 1 + backward + (1 if job.checkpointing is Checkpointing.FULL else 0)
+
+
+def forward_flops_per_token(decoder: Decoder, job: Job) -> float:
+    """FLOPs of one token's forward pass: 2 per weight of every matrix multiply, and attention.
+
+    Attention is `2 * 2 * S * width` per block, halved because positions are causal.
+    """
+    flops = 0.0
+    blocks = [decoder.stem, *decoder.blocks, decoder.tail, decoder.head]
+    for block in blocks:
+        for op in block.ops:
+            if isinstance(op, Linear):
+                flops += 2 * op.in_features * op.width
+            elif isinstance(op, Experts):
+                flops += 2 * 3 * op.top_k * op.intermediate * op.width
+            elif isinstance(op, Attention):
+                flops += job.seq_len * op.num_heads * (op.head_dim + op.value_head_dim)
+    return flops
+
+
+def matmul_flops(gpu: Gpu, precision: Precision) -> float:
+    """Peak FLOP/s of matrix multiplies; fp32 without TF32 (PyTorch's default), emulated bf16 as fp32."""
+    if precision is Precision.FP32:
+        return gpu.fp32_tflops * 1e12
+    if precision is Precision.FP16_MIXED:
+        return gpu.fp16_tflops * 1e12
+    return (gpu.bf16_tflops or gpu.fp32_tflops) * 1e12
+
+
+def link_bytes_per_second(cluster: Cluster, *, within_node: bool) -> float:
+    """Bandwidth per GPU and direction of a collective's slowest link."""
+    gpu = cluster.gpu
+    if not within_node:
+        return cluster.internode_gbps * 1e9 * LINK_EFFICIENCY
+    shared = PCIE_SHARING if gpu.interconnect is Interconnect.PCIE else 1.0
+    return gpu.link_gbps * 1e9 * LINK_EFFICIENCY * shared
+
+
+def _data_parallel_seconds(step: Step, cluster: Cluster, base: float, trained: float) -> float:
+    """Ring collectives move `(N-1)/N` of the bytes per pass.
+
+    DDP, ZeRO-1 and ZeRO-2 move gradients (or what replaces them) twice; FSDP and ZeRO-3 gather whole
+    weights for forward and backward and reduce gradients once; `fsdp-grad` gathers once.
+    """
+    method, layout = step.method, step.layout
+    if layout.dp == 1:
+        return 0.0
+    half = step.job.precision.compute_bytes
+    if method.has_ddp:
+        volume = 2 * trained * step.job.precision.weight_bytes
+    elif method in (Method.ZERO1, Method.ZERO2):
+        volume = 2 * trained * half
+    else:
+        gathers = 1 if method is Method.FSDP_GRAD else 2
+        volume = gathers * base * half * step.job.grad_accum + trained * half
+    within = layout.num_gpus <= cluster.node_size
+    share = (layout.dp - 1) / layout.dp
+    return volume * share / link_bytes_per_second(cluster, within_node=within)
+
+
+def _tensor_parallel_seconds(step: Step, cluster: Cluster, decoder: Decoder) -> float:
+    """Two all-reduces of the hidden states per block and pass, on the critical path."""
+    degree = step.layout.tp
+    if degree == 1:
+        return 0.0
+    tokens = step.micro_batch * step.job.seq_len * step.job.grad_accum
+    hidden = tokens * decoder.hidden_size * step.job.precision.compute_bytes
+    passes = 2 + (1 if step.job.checkpointing is Checkpointing.FULL else 0)
+    volume = 2 * passes * decoder.num_layers * hidden * 2 * (degree - 1) / degree
+    return volume / link_bytes_per_second(cluster, within_node=True)
