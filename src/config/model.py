@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from src.config import zoo
+from src.config.hub import HubError, read_hub_config
 from src.errors import UserError, nearest
 from src.spec import Model
 
@@ -106,22 +107,12 @@ def read_config(written: str, path: Path) -> dict[str, Any]:
 
 
 def _read_hub(hub_id: str, trust_remote_code: bool) -> dict[str, Any]:
-    """The config of a hub id, through transformers and its cache."""
-    import logging
-
-    from transformers import AutoConfig
-
-    previous = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+    """The config of a hub id; the hub's failure is told with the nearest names of the zoo."""
     try:
-        config = AutoConfig.from_pretrained(hub_id, trust_remote_code=trust_remote_code)
-    except Exception as problem:  # whatever the hub client raises, the user gets one line
-        reason = next(iter(str(problem).strip().splitlines()), type(problem).__name__).rstrip(".")
-        allowed = f"not in the zoo, and from the hub: {reason}; {_hint(hub_id)}"
-        raise UserError(key="model", value=hub_id, allowed=allowed) from problem
-    finally:
-        logging.disable(previous)
-    return dict(config.to_dict())
+        return read_hub_config(hub_id, trust_remote_code=trust_remote_code)
+    except HubError as error:
+        allowed = f"not in the zoo, and from the hub: {error}; {_hint(hub_id)}"
+        raise UserError(key="model", value=hub_id, allowed=allowed) from error
 
 
 def _unnest(name: str, config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -153,33 +153,55 @@ def test_nothing_near_tells_what_is_allowed() -> None:
         resolve("qqqqqqqqqqqq")
 
 
-class FakeConfig:
-    calls: list[tuple[str, bool]] = []  # noqa: RUF012
+class FakeHub:
+    """Stands for transformers and huggingface_hub; `cached` and `online` are configs or errors."""
 
-    def __init__(self, outcome: dict[str, Any] | Exception) -> None:
-        self.outcome = outcome
+    def __init__(self, *, cached: object, reachable: bool = True, online: object = None) -> None:
+        self.cached, self.reachable, self.online = cached, reachable, online
+        self.trusted: list[bool] = []
 
-    def from_pretrained(self, hub_id: str, *, trust_remote_code: bool) -> SimpleNamespace:
-        self.calls.append((hub_id, trust_remote_code))
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
-        return SimpleNamespace(to_dict=lambda: self.outcome)
+    def from_pretrained(
+        self, hub_id: str, *, trust_remote_code: bool, local_files_only: bool = False
+    ) -> SimpleNamespace:
+        assert hub_id.count("/") == 1
+        self.trusted.append(trust_remote_code)
+        outcome = self.cached if local_files_only else self.online
+        if isinstance(outcome, Exception):
+            raise outcome
+        return SimpleNamespace(to_dict=lambda: outcome)
+
+    def get_hf_file_metadata(self, url: str, *, timeout: float) -> None:
+        assert url.endswith("/config.json")
+        assert timeout > 0
+        if not self.reachable:
+            raise ConnectionError("Name or service not known.\nMore text")
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        transformers = SimpleNamespace(AutoConfig=self)
+        hub = SimpleNamespace(
+            hf_hub_url=lambda hub_id, file: f"hub://{hub_id}/{file}",
+            get_hf_file_metadata=self.get_hf_file_metadata,
+        )
+        monkeypatch.setitem(sys.modules, "transformers", transformers)
+        monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
 
 
-def put_transformers(
-    monkeypatch: pytest.MonkeyPatch, outcome: dict[str, Any] | Exception
-) -> FakeConfig:
-    fake = FakeConfig(outcome)
-    fake.calls = []
-    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(AutoConfig=fake))
-    return fake
+NOT_CACHED = OSError("not in the cache")
 
 
 @pytest.mark.parametrize("trust", [True, False])
-def test_another_id_goes_to_the_hub(monkeypatch: pytest.MonkeyPatch, trust: bool) -> None:
-    fake = put_transformers(monkeypatch, CONFIG)
+@pytest.mark.parametrize(
+    "hub",
+    [{"cached": CONFIG, "reachable": False}, {"cached": NOT_CACHED, "online": CONFIG}],
+    ids=["cache", "download"],
+)
+def test_another_id_goes_to_the_hub(
+    monkeypatch: pytest.MonkeyPatch, trust: bool, hub: dict[str, Any]
+) -> None:
+    fake = FakeHub(**hub)
+    fake.install(monkeypatch)
     model, warnings = resolve_model("someone/new", arch={}, trust_remote_code=trust)
-    assert fake.calls == [("someone/new", trust)]
+    assert set(fake.trusted) == {trust}
     assert (model.name, model.hf_id, dict(model.config)) == ("someone/new", "someone/new", CONFIG)
     assert warnings == ()
 
@@ -187,12 +209,26 @@ def test_another_id_goes_to_the_hub(monkeypatch: pytest.MonkeyPatch, trust: bool
 @pytest.mark.parametrize(
     ("hub_id", "hint"), [("facebook/opt-1.4b", "nearest: opt-1.3b"), ("qq/zz", "allowed: ")]
 )
+@pytest.mark.parametrize(
+    ("hub", "reason"),
+    [
+        ({"cached": NOT_CACHED, "reachable": False}, "ConnectionError Name or service not known;"),
+        (
+            {"cached": ValueError("type x is not known.\nMore text")},
+            "ValueError type x is not known;",
+        ),
+        ({"cached": NOT_CACHED, "online": OSError("gated.\nMore text")}, "OSError gated;"),
+        ({"cached": NOT_CACHED, "online": RuntimeError()}, "RuntimeError;"),
+    ],
+    ids=["offline", "unknown type", "gated", "no message"],
+)
 def test_the_hubs_failure_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, hub_id: str, hint: str
+    monkeypatch: pytest.MonkeyPatch, hub_id: str, hint: str, hub: dict[str, Any], reason: str
 ) -> None:
-    put_transformers(monkeypatch, OSError("We couldn't connect.\nMore text\n"))
+    FakeHub(**hub).install(monkeypatch)
     with pytest.raises(UserError) as caught:
         resolve(hub_id)
-    assert str(caught.value).startswith(f"model={hub_id}: not in the zoo, and from the hub: We ")
-    assert "More text" not in str(caught.value)
-    assert hint in str(caught.value)
+    told = str(caught.value)
+    assert told.startswith(f"model={hub_id}: not in the zoo, and from the hub: {reason} ")
+    assert "More text" not in told
+    assert hint in told
