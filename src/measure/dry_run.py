@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,6 +14,7 @@ from src.errors import UserError
 from src.measure.blocks import find_blocks
 from src.measure.build import add_lora, autocast_dtype, build_model, enable_checkpointing
 from src.measure.case import Case
+from src.measure.events import Owner
 from src.measure.ledger import summarize
 from src.measure.methods import (
     LocalGradients,
@@ -25,7 +27,8 @@ from src.measure.methods import (
     local_tensor,
 )
 from src.measure.optimizers import build_optimizer, host_tensors, state_tensors
-from src.measure.result import DryRunResult, Owner
+from src.measure.reservation import reserve
+from src.measure.result import DryRunResult
 from src.measure.simulated import SimulatedDevice, materialise
 from src.measure.trace import Recorder
 from src.measure.training import Training, run_steps, watch_blocks
@@ -167,4 +170,11 @@ def _run(
 
         run_steps(training, device, after_first=after_first)
         entries = list(device.trace.entries)
-    return summarize(entries, step=MEASURED_STEP, versions=library_versions(), notes=())
+    result = summarize(entries, step=MEASURED_STEP, versions=library_versions(), notes=())
+    reservation = reserve(
+        result.events,
+        gpu=case.step.gpu,
+        num_gpus=case.step.layout.num_gpus,
+        measured_step=MEASURED_STEP,
+    )
+    return replace(result, reservation=reservation)

@@ -60,12 +60,10 @@ def flash_attn_varlen_func(
     raise NotImplementedError("packed sequences are not simulated")
 
 
-def _patches(stack: ExitStack) -> None:
+def _replacements() -> Iterator[tuple[Any, str, Any]]:
+    """(owner, attribute, value) of what makes transformers 5 find the package."""
     import transformers.modeling_flash_attention_utils as utils
     from transformers import PreTrainedModel
-
-    def patch(owner: Any, name: str, value: Any) -> None:
-        stack.enter_context(mock.patch.object(owner, name, value))
 
     check: Callable[..., bool] = PreTrainedModel._flash_attn_can_dispatch
 
@@ -75,27 +73,62 @@ def _patches(stack: ExitStack) -> None:
     def imports(*_args: Any, **_kwargs: Any) -> tuple[Any, ...]:
         return flash_attn_func, flash_attn_varlen_func, None, utils._pad_input, utils._unpad_input
 
-    patch(PreTrainedModel, "_flash_attn_can_dispatch", can_dispatch)
-    patch(utils, "_lazy_imports", imports)
-    patch(utils, "_loaded_implementation", None)
-    patch(utils, "_is_packed_sequence", lambda *_args, **_kwargs: False)
-    patch(utils, "is_flash_attn_available", lambda *_args, **_kwargs: True)
+    yield PreTrainedModel, "_flash_attn_can_dispatch", can_dispatch
+    yield utils, "_lazy_imports", imports
+    yield utils, "_loaded_implementation", None
+    yield utils, "_is_packed_sequence", _no
+    yield utils, "is_flash_attn_available", _yes
+
+
+def _replacements_of_4() -> Iterator[tuple[Any, str, Any]]:
+    """The same for transformers 4, whose modules import the package when they are imported."""
+    import transformers.modeling_flash_attention_utils as utils
+    import transformers.utils as transformers_utils
+    from transformers import PreTrainedModel
+
+    def enable(_cls: Any, config: Any, *_args: Any, **_kwargs: Any) -> Any:
+        config._attn_implementation = "flash_attention_2"
+        return config
+
+    yield PreTrainedModel, "_check_and_enable_flash_attn_2", classmethod(enable)
+    yield utils, "flash_attn_func", flash_attn_func
+    yield utils, "flash_attn_varlen_func", flash_attn_varlen_func
+    yield utils, "_flash_supports_window_size", True
+    yield transformers_utils, "is_flash_attn_2_available", _yes
+
+
+def _yes(*_args: Any, **_kwargs: Any) -> bool:
+    return True
+
+
+def _no(*_args: Any, **_kwargs: Any) -> bool:
+    return False
+
+
+def _complete_modules() -> None:
+    """Give the function to model modules that were imported without the package."""
+    import transformers.modeling_flash_attention_utils as utils
+
     for name, module in list(sys.modules.items()):
-        # Imported earlier, without the package: such a module left the function out.
-        guarded = name.startswith("transformers.models.") and hasattr(
-            module, "is_flash_attn_available"
+        guarded = name.startswith("transformers.models.") and (
+            hasattr(module, "is_flash_attn_available")
+            or hasattr(module, "is_flash_attn_2_available")
         )
         if guarded and not hasattr(module, "_flash_attention_forward"):
             vars(module)["_flash_attention_forward"] = utils._flash_attention_forward
-    available = utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2]
-    stack.enter_context(
-        mock.patch.dict(available, {"general_availability_check": lambda *_a, **_k: True})
-    )
 
 
 @contextmanager
 def simulated_flash_attention() -> Iterator[None]:
     """Within it, transformers finds FlashAttention-2 installed."""
+    import transformers.modeling_flash_attention_utils as utils
+
+    matrix = getattr(utils, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", None)
     with ExitStack() as stack:
-        _patches(stack)
+        for owner, name, value in _replacements() if matrix else _replacements_of_4():
+            stack.enter_context(mock.patch.object(owner, name, value, create=True))
+        if matrix:
+            entry = {"general_availability_check": _yes}
+            stack.enter_context(mock.patch.dict(matrix[2], entry))
+        _complete_modules()
         yield

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 
-from src.measure.result import Owner
+from src.measure.events import Owner
 from src.measure.trace import Trace
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from src.measure.result import DryRunResult, Event, Instant, Owner
+from src.measure.events import Event, Instant, Owner
+from src.measure.result import DryRunResult
 from src.measure.trace import Block, Entry
 from src.units import ALLOCATION_GRANULARITY_BYTES
 

@@ -4,72 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-
-class Instant(StrEnum):
-    """A window of the training step; bytes are the largest within it.
-
-    `load`: before the first step. `forward_end`: from the batch's arrival to the call of
-    `backward()`. `loss_backward`: until the last block's output has its gradient.
-    `last_block_backward`, `middle_block_backward`, `first_block_backward`: from there, by the block
-    whose output gradient was computed (or whose recomputation began) last; the first block's window
-    ends with `backward()` and so holds the embedding's gradient. `gradient_sync`: clipping and what
-    else precedes the optimizer. `optimizer_step`: `optimizer.step()` and `zero_grad()`.
-    """
-
-    LOAD = "load"
-    FORWARD_END = "forward_end"
-    LOSS_BACKWARD = "loss_backward"
-    LAST_BLOCK_BACKWARD = "last_block_backward"
-    MIDDLE_BLOCK_BACKWARD = "middle_block_backward"
-    FIRST_BLOCK_BACKWARD = "first_block_backward"
-    GRADIENT_SYNC = "gradient_sync"
-    OPTIMIZER_STEP = "optimizer_step"
-
-
-class Owner(StrEnum):
-    """Whose bytes a storage holds.
-
-    `weights` are parameters and buffers as stored (sharded where they are); `gathered_weights`
-    their whole copies under FSDP; `cast_weights` autocast's copies. `saved_activations` were born
-    in a forward pass (or its recomputation) and outlived it; `logits` are those with the vocabulary
-    as last dimension, and their gradients. `temporaries` are everything else. `workspace` bytes are
-    invisible to a trace of tensors: cuBLAS handles, accumulators inside kernels.
-    """
-
-    WEIGHTS = "weights"
-    GATHERED_WEIGHTS = "gathered_weights"
-    CAST_WEIGHTS = "cast_weights"
-    GRADIENTS = "gradients"
-    OPTIMIZER_STATES = "optimizer_states"
-    INPUTS = "inputs"
-    SAVED_ACTIVATIONS = "saved_activations"
-    LOGITS = "logits"
-    TEMPORARIES = "temporaries"
-    COMMUNICATION_BUFFERS = "communication_buffers"
-    WORKSPACE = "workspace"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Event:
-    """One allocation or free, in the order in which they happen.
-
-    Attributes:
-        block: number of the block; an allocation and its free share it.
-        num_bytes: bytes asked for, before the allocator rounds; 0 frees the block.
-        stream: stream the block belongs to; 0 is the compute stream.
-        instant: window of the step.
-        owner: whose bytes.
-        step: optimizer step, 0 while loading.
-    """
-
-    block: int
-    num_bytes: int
-    stream: int
-    instant: Instant
-    owner: Owner
-    step: int
+from src.measure.events import Event, Instant, Owner
+from src.measure.reservation import Reservation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +21,7 @@ class DryRunResult:
         after_step_bytes: live bytes once the step is over.
         num_events: allocations and frees of all steps.
         versions: library versions of the run.
+        reservation: what the caching allocator holds, and whether the step fits on the GPU.
         notes: what the simulation assumed for this case.
         events: every allocation and free.
     """
@@ -95,6 +33,7 @@ class DryRunResult:
     after_step_bytes: int
     num_events: int
     versions: Mapping[str, str]
+    reservation: Reservation | None = None
     notes: tuple[str, ...] = ()
     events: tuple[Event, ...] = field(default=(), repr=False)
     source: str = "simulated"
@@ -102,7 +41,7 @@ class DryRunResult:
     def to_json(self) -> dict[str, object]:
         """The result without its events, as plain JSON values."""
         return {
-            "outcome": "ok",
+            "outcome": self.outcome,
             "source": self.source,
             "level": "allocated",
             "peak_bytes": self.peak_bytes,
@@ -115,5 +54,24 @@ class DryRunResult:
             "after_step_bytes": self.after_step_bytes,
             "num_events": self.num_events,
             "versions": dict(self.versions),
+            "reservation": self._reservation(),
             "notes": list(self.notes),
+        }
+
+    @property
+    def outcome(self) -> str:
+        """`oom` where the step does not fit on its GPU, else `ok`."""
+        return "oom" if self.reservation is not None and self.reservation.oom else "ok"
+
+    def _reservation(self) -> dict[str, object] | None:
+        found = self.reservation
+        if found is None:
+            return None
+        return {
+            "reserved_bytes": found.reserved_bytes,
+            "outside_bytes": found.outside_bytes,
+            "device_bytes": found.device_bytes,
+            "num_alloc_retries": found.num_alloc_retries,
+            "oom_instant": found.oom_instant,
+            "oom_message": None if found.oom is None else found.oom.message(),
         }

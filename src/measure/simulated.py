@@ -14,11 +14,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from src.measure.cuda_semantics import cuda_semantics
+from src.measure.events import Instant, Owner
 from src.measure.flash import simulated_flash_attention
 from src.measure.fsdp_trace import following_fsdp
 from src.measure.kernels import KernelWorkspace, run_as_cuda
 from src.measure.methods import local_tensor
-from src.measure.result import Instant, Owner
 from src.measure.trace import Recorder, Trace
 from src.spec import Attention, Step
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from src.measure.result import Instant, Owner
+from src.measure.events import Instant, Owner
 
 aten = torch.ops.aten
 

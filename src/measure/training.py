@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from src.measure.events import Instant
 from src.measure.methods import LocalGradients
 from src.measure.options import LoopOptions
-from src.measure.result import Instant
 
 HALF = (torch.float16, torch.bfloat16)
 

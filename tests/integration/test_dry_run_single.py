@@ -12,7 +12,8 @@ import pytest
 from src.errors import UserError
 from src.measure.case import parse_case
 from src.measure.dry_run import dry_run
-from src.measure.result import DryRunResult, Instant, Owner
+from src.measure.events import Instant, Owner
+from src.measure.result import DryRunResult
 
 TINY = {
     "model_type": "llama",

@@ -1,0 +1,92 @@
+"""From a trace to what the GPU sees: the events replayed through the caching allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from src.measure.allocator import AllocatorConfig, CachingAllocator, OomReport, SimulatedOomError
+from src.measure.events import Event
+from src.spec import Gpu
+from src.units import MIB
+
+ASSUMED_CONTEXT_BYTES = 512 * MIB
+"""CUDA context and loaded kernels of a GPU for which nobody has measured them."""
+
+ASSUMED_NCCL_BYTES = 512 * MIB
+"""NCCL's buffers and kernels for one communicator of a few GPUs in a node; not measured here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reservation:
+    """What the allocator holds for a trace.
+
+    Attributes:
+        reserved_bytes: most bytes of segments in the step that counts;
+            `torch.cuda.max_memory_reserved` since the step before.
+        outside_bytes: CUDA context and NCCL, as assumed or as the GPU's description has them.
+        oom: the numbers of CUDA's message where the trace does not fit; None where it does.
+        oom_instant: the window in which that happens.
+        num_alloc_retries: times the whole cache was released to make room.
+    """
+
+    reserved_bytes: int
+    outside_bytes: int
+    oom: OomReport | None
+    oom_instant: str | None
+    num_alloc_retries: int
+
+    @property
+    def device_bytes(self) -> int:
+        """What NVML sees for the process."""
+        return self.reserved_bytes + self.outside_bytes
+
+
+def outside_bytes(gpu: Gpu, *, num_gpus: int) -> int:
+    """Bytes of the process that the allocator does not hold: CUDA context and NCCL."""
+    context = gpu.context_bytes
+    context = ASSUMED_CONTEXT_BYTES if context is None else context
+    return context + (ASSUMED_NCCL_BYTES if num_gpus > 1 else 0)
+
+
+def reserve(
+    events: Sequence[Event],
+    *,
+    gpu: Gpu,
+    num_gpus: int,
+    measured_step: int,
+    config: AllocatorConfig | None = None,
+) -> Reservation:
+    """Replay `events` on a GPU of `gpu`'s capacity.
+
+    A block that does not fit ends the replay, as it ends a real run: the figures are those up to
+    there.
+    """
+    outside = outside_bytes(gpu, num_gpus=num_gpus)
+    allocator = CachingAllocator(
+        config=config, capacity_bytes=gpu.usable_bytes, outside_bytes=outside
+    )
+    addresses: dict[int, int] = {}
+    step = 0
+    oom: OomReport | None = None
+    where: str | None = None
+    for event in events:
+        if event.step != step:
+            step = event.step
+            if step == measured_step:
+                allocator.statistics.reset_peak()
+        if not event.num_bytes:
+            allocator.free(addresses.pop(event.block))
+            continue
+        try:
+            addresses[event.block] = allocator.malloc(event.num_bytes, stream=event.stream)
+        except SimulatedOomError as error:
+            oom, where = error.report, event.instant.value
+            break
+    return Reservation(
+        reserved_bytes=allocator.statistics.reserved_bytes.peak,
+        outside_bytes=outside,
+        oom=oom,
+        oom_instant=where,
+        num_alloc_retries=allocator.statistics.num_alloc_retries,
+    )
