@@ -1,18 +1,23 @@
-"""The command line, before Hydra's grammar reads it.
+"""The command line: `key=value` arguments to plain values.
 
-A name or a path is taken as it was typed (Hydra would make `1_1_1` a number and stop at `=`, a
-space or a bracket), words separated by commas are a list, and a key that does not exist is refused
-with the nearest one.
+A name or a path is taken as it was typed (Hydra's grammar would make `1_1_1` a number and stop at
+`=`, a space or a bracket), words separated by commas are a list, and everything else that is no
+whole number goes through Hydra's grammar. Parsing costs that grammar 5 ms a value.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Any
 
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 
-from src.config.keys import KEYS, ValueKind, check_key
+from src.config.keys import KEYS, ValueKind, allowed_for, check_key
 from src.errors import UserError
+
+_WHOLE_NUMBER = re.compile(r"[+-]?\d+")
 
 
 def split_arguments(arguments: Sequence[str]) -> dict[str, str]:
@@ -47,22 +52,31 @@ def _flag_error(argument: str) -> UserError:
     return UserError(key="option", value=argument, allowed=f"options are written key=value; {hint}")
 
 
-def as_override(key: str, value: str) -> str:
-    """One override in Hydra's grammar."""
-    if key == "arch" or key.startswith("arch."):
-        return f"++{key}={value}"
-    kind = KEYS[key].kind
-    if kind is ValueKind.WORDS and not value.startswith("["):
-        return f"{key}=[{value}]"
-    if kind is ValueKind.OPTIONAL_TEXT and value == "null":
-        return f"{key}=null"
-    if kind in (ValueKind.TEXT, ValueKind.OPTIONAL_TEXT):
-        return f"{key}={_quoted(value)}"
-    return f"{key}={value}"
+def parse_value(key: str, text: str) -> Any:
+    """The value that `text` stands for after `key=`.
+
+    Raises:
+        UserError: Hydra's grammar cannot read it, or it is a sweep.
+    """
+    kind = KEYS[key].kind if key in KEYS else ValueKind.LITERAL
+    if kind is ValueKind.OPTIONAL_TEXT and text == "null":
+        return None
+    is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    if kind in (ValueKind.TEXT, ValueKind.OPTIONAL_TEXT) and not is_quoted:
+        return text
+    if kind is ValueKind.LITERAL and _WHOLE_NUMBER.fullmatch(text):
+        return int(text)
+    if kind is ValueKind.WORDS and not text.startswith("["):
+        return _by_grammar(key, f"[{text}]", text)
+    return _by_grammar(key, text, text)
 
 
-def _quoted(value: str) -> str:
-    """The text as Hydra's grammar quotes it; quotes that the user put there stay."""
-    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-        return value
-    return QuotedString(text=value, quote=Quote.single).with_quotes()
+def _by_grammar(key: str, text: str, typed: str) -> Any:
+    try:
+        override = OverridesParser.create().parse_override(f"key={text}")
+    except HydraException as error:
+        allowed = f"cannot be read, quote what is text; allowed: {allowed_for(key)}"
+        raise UserError(key=key, value=typed, allowed=allowed) from error
+    if override.is_sweep_override():
+        raise UserError(key=key, value=typed, allowed=f"one value: {allowed_for(key)}")
+    return override.value()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from src.config.compose import show_with_hydra
+from omegaconf import OmegaConf
+
+from src.config.compose import compose_arguments, print_help
 from src.errors import UserError
 
 _CFG = ("--cfg", "-c")
@@ -17,7 +19,7 @@ def run_flag(arguments: Sequence[str]) -> bool:
         UserError: `--cfg` asks for something other than `job`.
     """
     if "--help" in arguments or "-h" in arguments:
-        show_with_hydra("--help", [])
+        print_help()
         return True
     if "--version" in arguments:
         from importlib.metadata import version
@@ -31,5 +33,6 @@ def run_flag(arguments: Sequence[str]) -> bool:
     asked = arguments[place + 1] if place + 1 < len(arguments) else ""
     if asked != "job":
         raise UserError(key="option", value=f"{flag} {asked}", allowed="only --cfg job")
-    show_with_hydra("--cfg", [*arguments[:place], *arguments[place + 2 :]])
+    cfg = compose_arguments([*arguments[:place], *arguments[place + 2 :]])
+    print(OmegaConf.to_yaml(cfg), end="")
     return True

@@ -148,6 +148,11 @@ _OTHER_NAMES = {
 }
 
 
+def allowed_for(key: str) -> str:
+    """What is allowed as a value of an existing key, in words."""
+    return KEYS[key].allowed if key in KEYS else "a value of the config field"
+
+
 def check_key(key: str, value: object) -> None:
     """Raise UserError with the nearest key unless `key` exists."""
     if key in KEYS or key.startswith("arch."):

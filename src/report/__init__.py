@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import shutil
 import sys
+from pathlib import Path
 
 from src.plan.result import Report
 from src.report.listing import render_listing
-from src.report.plot import write_plot
 
 __all__ = ["render", "render_listing", "write_plot"]
 
 _MIN_WIDTH, _MAX_WIDTH = 80, 120
+
+
+def write_plot(report: Report, path: Path) -> None:
+    """Draw the report into `path`; its suffix (.png, .svg, .pdf) is the format.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    from src.report.plot import write_figure
+
+    write_figure(report, path)
 
 
 def render(report: Report, form: str) -> str:

@@ -33,7 +33,7 @@ _MAX_CARDS = 2.5
 """Peaks beyond this many times the capacity are cut off, so that the others stay readable."""
 
 
-def write_plot(report: Report, path: Path) -> None:
+def write_figure(report: Report, path: Path) -> None:
     """Draw the report into `path`; its suffix (.png, .svg, .pdf) is the format.
 
     The file appears at once or not at all.

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from src.config import compose_arguments, compose_keywords, to_output, to_request
-from src.config.arguments import as_override
-from src.config.keys import KEYS, ValueKind
+from src.config.arguments import parse_value
+from src.config.keys import KEYS
 from src.errors import UserError
 from src.report.as_json import request_dict
 from src.spec import Cluster, Finetune, Job, Method, Model, Request, ZeroBuffers
@@ -220,10 +220,7 @@ def test_a_number_that_is_a_name_stays_as_it_was_typed() -> None:
     assert (caught.value.key, caught.value.value) == ("model", "1_1_1")
 
 
-TEXT_KEYS = [name for name, key in KEYS.items() if key.kind is ValueKind.TEXT]
-
-
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(text=st.text(st.characters(codec="ascii", exclude_characters="$\x00\r\n"), min_size=1))
 def test_any_text_is_taken_as_it_stands(text: str) -> None:
     is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
@@ -241,9 +238,29 @@ def test_a_path_needs_no_quoting_for_hydra(path: str, tmp_path: Path) -> None:
     assert str(to_output(compose_arguments([f"plot='{tmp_path}/x.png'"])).plot).endswith("/x.png")
 
 
-def test_words_with_commas_are_a_list() -> None:
-    assert as_override("method", "fsdp,ddp") == "method=[fsdp,ddp]"
-    assert as_override("method", "[fsdp]") == "method=[fsdp]"
+@pytest.mark.parametrize("text", ["fsdp,ddp+tp", "[fsdp,ddp+tp]", "[fsdp, 'ddp+tp']"])
+def test_words_with_commas_are_a_list(text: str) -> None:
+    assert parse_value("method", text) == ["fsdp", "ddp+tp"]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("gpus", "4", 4),
+        ("gpus", "-4", -4),
+        ("arch.n_inner", "null", None),
+        ("arch.dropout", "0.5", 0.5),
+        ("arch.tie", "true", True),
+        ("arch.name", "'4'", "4"),
+        ("arch", "{a: [1, x]}", {"a": [1, "x"]}),
+        ("plot", "null", None),
+        ("plot", "'null'", "null"),
+        ("model", "null", "null"),
+        ("model", "1_1_1", "1_1_1"),
+    ],
+)
+def test_other_values_follow_hydras_grammar(key: str, text: str, value: object) -> None:
+    assert parse_value(key, text) == value
 
 
 def test_output_defaults_and_choices() -> None:
