@@ -22,9 +22,7 @@ def run_flag(arguments: Sequence[str]) -> bool:
         print_help()
         return True
     if "--version" in arguments:
-        from importlib.metadata import version
-
-        print(f"peakcast {version('peakcast')}")
+        print(f"peakcast {_version()}")
         return True
     flag = next((argument for argument in arguments if argument in _CFG), None)
     if flag is None:
@@ -36,3 +34,12 @@ def run_flag(arguments: Sequence[str]) -> bool:
     cfg = compose_arguments([*arguments[:place], *arguments[place + 2 :]])
     print(OmegaConf.to_yaml(cfg), end="")
     return True
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("peakcast")
+    except PackageNotFoundError:
+        return "(run from its sources, not installed)"

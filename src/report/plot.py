@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,7 @@ def draw(report: Report) -> Figure:
     from matplotlib.figure import Figure
 
     methods = report.methods
-    terms = list(dict.fromkeys(term for method in methods for term in terms_by_size(method)))
+    terms = _terms_by_persistence(methods)
     num_columns = max(1, min(_MAX_COLUMNS, len(methods)))
     num_rows = max(1, math.ceil(len(methods) / num_columns))
     legend_inches = 0.25 * math.ceil((len(terms) + 2) / num_columns) + 0.3
@@ -82,6 +83,14 @@ def draw(report: Report) -> Figure:
     _scale(panels[: len(methods)], report)
     _finish(figure, report, num_columns)
     return figure
+
+
+def _terms_by_persistence(methods: Sequence[MethodReport]) -> list[str]:
+    """Every term that is ever above 0; what is there at most instants comes first, at the bottom."""
+    terms = dict.fromkeys(term for method in methods for term in terms_by_size(method))
+    columns = [terms for method in methods for terms in method.ledger.values()]
+    present = {term: sum(column.get(term, 0) > 0 for column in columns) for term in terms}
+    return sorted(terms, key=lambda term: -present[term])
 
 
 def _style(index: int) -> dict[str, Any]:

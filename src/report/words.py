@@ -13,8 +13,9 @@ def gib(num_bytes: float) -> str:
 
 
 def layout_text(layout: Layout) -> str:
-    """The degrees above 1, as short as can be: `dp4 shard4`, `dp2 tp2`."""
-    degrees = {"dp": layout.dp, "tp": layout.tp, "shard": layout.shard}
+    """The degrees above 1: `dp4`, `dp2 tp2`; `shard` only where it is not all of `dp`."""
+    shard = 1 if layout.shard == layout.dp else layout.shard
+    degrees = {"dp": layout.dp, "tp": layout.tp, "shard": shard}
     return " ".join(f"{name}{degree}" for name, degree in degrees.items() if degree > 1) or "-"
 
 

@@ -242,6 +242,12 @@ def test_help_names_every_key_once(folder: Path) -> None:
     assert run(folder, "-h").stdout == done.stdout
 
 
+def test_version(folder: Path) -> None:
+    done = run(folder, "--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("peakcast ")
+
+
 def test_cfg_prints_the_configuration(folder: Path) -> None:
     done = run(folder, "--cfg", "job", "gpus=4", "model=a=b", "finetune=lora")
     assert (done.returncode, done.stderr) == (0, "")

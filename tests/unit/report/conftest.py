@@ -70,7 +70,7 @@ def make_report(num_methods: int) -> Report:
     methods = tuple(
         method_report(
             list(Method)[index % len(Method)],
-            layout=Layout(dp=4, shard=4 if index == 0 else 1),
+            layout=Layout(dp=4, shard=2 if index == 0 else 1),
             verdict=verdicts[index % 3],
             gib=11.0 + 20 * index,
         )

@@ -17,15 +17,15 @@ Peaks per GPU: allocated (tensors), device (as NVML sees it), upper bound of dev
                     micro  alloc.  device  upper                   max  tokens
 method  layout      batch     GiB     GiB    GiB  peak set by    batch      /s  verdict
 ---------------------------------------------------------------------------------------
-single  dp4 shard4      8   11.00   13.00  14.10  loss_backward     24  12,346  fits
+single  dp4 shard2      8   11.00   13.00  14.10  loss_backward     24  12,346  fits
 ddp     dp4             8   31.00   33.00  36.10  loss_backward     24  12,346  tight
 zero1   dp4             8   51.00   53.00  58.10  loss_backward   none       -  oom
 
 device level is a first model
 
-Recommended: single (dp4 shard4), micro batch 8: it is the fastest
+Recommended: single (dp4 shard2), micro batch 8: it is the fastest
 
-Ledger of single (dp4 shard4, micro batch 8): allocated GiB per GPU, * marks the peak
+Ledger of single (dp4 shard2, micro batch 8): allocated GiB per GPU, * marks the peak
 allocated 11.00 -> reserved 12.00 -> device 13.00, upper bound 14.10 of 39.50 GiB
 
                                 loss
