@@ -86,7 +86,7 @@ def draw(report: Report) -> Figure:
 
 
 def _terms_by_persistence(methods: Sequence[MethodReport]) -> list[str]:
-    """Every term that is ever above 0; what is there at most instants comes first, at the bottom."""
+    """Every term that is ever above 0; what is there at most instants comes first."""
     terms = dict.fromkeys(term for method in methods for term in terms_by_size(method))
     columns = [terms for method in methods for terms in method.ledger.values()]
     present = {term: sum(column.get(term, 0) > 0 for column in columns) for term in terms}
