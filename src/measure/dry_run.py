@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from src.errors import UserError
-from src.measure.blocks import find_blocks
+from src.measure.blocks import find_blocks, shorten
 from src.measure.build import add_lora, autocast_dtype, build_model, enable_checkpointing
 from src.measure.case import Case
 from src.measure.events import Owner
+from src.measure.extend import NotExtensibleError, expand, extend
 from src.measure.ledger import summarize
 from src.measure.methods import (
     LocalGradients,
@@ -30,7 +31,7 @@ from src.measure.optimizers import build_optimizer, host_tensors, state_tensors
 from src.measure.reservation import reserve
 from src.measure.result import DryRunResult
 from src.measure.simulated import SimulatedDevice, materialise
-from src.measure.trace import Recorder
+from src.measure.trace import NO_LAYER, Entry, Recorder
 from src.measure.training import Training, run_steps, watch_blocks
 from src.spec import Attention, Precision
 
@@ -77,22 +78,27 @@ def check(case: Case) -> None:
             )
 
 
-def build(case: Case) -> nn.Module:
-    """The case's model on the meta device, with adapters and checkpointing."""
+def build(case: Case, *, whole: bool) -> tuple[nn.Module, int]:
+    """The case's model on the meta device, with adapters and checkpointing.
+
+    Returns:
+        The model, and the number of blocks that it stands for if it was shortened, else 0.
+    """
     job, loop = case.step.job, case.loop
     model = build_model(job)
+    depth = 0 if whole else shorten(model)
     enable_checkpointing(model, job, loop)
-    return add_lora(model, job, loop) if job.finetune.is_lora else model
+    return add_lora(model, job, loop) if job.finetune.is_lora else model, depth
 
 
 def _prepare(
-    case: Case, model: nn.Module, blocks: list[nn.Module], device: SimulatedDevice
+    case: Case, model: nn.Module, blocks: list[nn.Module], depth: int, device: SimulatedDevice
 ) -> Training:
     step, job, loop = case.step, case.step.job, case.loop
     trainable = [p for p in model.parameters() if p.requires_grad]
-    device.follow_weights(model)
+    device.follow_weights(model, blocks)
     if step.method.has_ddp and step.layout.dp > 1:
-        device.add_buffers(ddp_bucket_bytes(trainable))
+        device.add_buffers(ddp_bucket_bytes(_all_blocks(trainable, blocks, depth)))
     device.watch_gradients(trainable)
     device.set_num_blocks(len(blocks))
     dtype = autocast_dtype(job.precision)
@@ -110,6 +116,16 @@ def _prepare(
     )
 
 
+def _all_blocks(
+    parameters: list[nn.Parameter], blocks: list[nn.Module], depth: int
+) -> list[nn.Parameter]:
+    """The parameters, those of the blocks that were taken out included."""
+    if not depth:
+        return parameters
+    layers = {id(p): index for index, block in enumerate(blocks) for p in block.parameters()}
+    return expand(parameters, [layers.get(id(p), NO_LAYER) for p in parameters], depth)
+
+
 def _vocab_size(model: nn.Module) -> int:
     get = getattr(model, "get_output_embeddings", None)
     head = get() if callable(get) else None
@@ -122,26 +138,41 @@ def _clipping(parameters: list[torch.Tensor], max_norm: float) -> partial[torch.
     return partial(nn.utils.clip_grad_norm_, parameters, max_norm, foreach=True)
 
 
-def dry_run(case: Case) -> DryRunResult:
-    """Peaks of the case's second optimizer step, allocated level.
+def dry_run(case: Case, *, whole: bool = False) -> DryRunResult:
+    """Peaks of the case's second optimizer step.
+
+    Of a model whose inner blocks are alike, five blocks are run and the trace is extended to all of
+    them; where its shape does not allow that, all are run.
+
+    Args:
+        case: the step and its loop.
+        whole: run every block.
 
     Raises:
         UserError: the case cannot be built or simulated.
     """
     check(case)
+    try:
+        return _simulate(case, whole=whole)
+    except NotExtensibleError:
+        return _simulate(case, whole=True)
+
+
+def _simulate(case: Case, *, whole: bool) -> DryRunResult:
     device = SimulatedDevice(case.step)
     with warnings.catch_warnings(), device.libraries():
         warnings.simplefilter("ignore")
-        model = build(case)
+        model, depth = build(case, whole=whole)
         with fake_world(case.step.layout.num_gpus):
             meshes = build_meshes(case.step, device_type="cpu")
             try:
                 with device.running() as recorder:
-                    return _run(case, model, meshes, device, recorder)
-            except UserError:
-                raise
+                    entries = _run(case, model, depth, meshes, device, recorder)
             except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
                 raise _cannot_simulate(case, error) from error
+    if depth:
+        entries = extend(entries, depth)
+    return _result(case, entries)
 
 
 def _cannot_simulate(case: Case, error: Exception) -> UserError:
@@ -155,21 +186,30 @@ def _cannot_simulate(case: Case, error: Exception) -> UserError:
 
 
 def _run(
-    case: Case, model: nn.Module, meshes: Meshes, device: SimulatedDevice, recorder: Recorder
-) -> DryRunResult:
+    case: Case,
+    model: nn.Module,
+    depth: int,
+    meshes: Meshes,
+    device: SimulatedDevice,
+    recorder: Recorder,
+) -> list[Entry]:
+    """Two steps; the trace."""
     blocks = find_blocks(model)
-    watch_blocks(blocks, device.reached_block)
+    watch_blocks(blocks, entered=device.entered_block, reached=device.reached_block)
     materialise(model)
     model = apply_method(model, blocks, case, meshes)
     with recorder:
-        training = _prepare(case, model, blocks, device)
+        training = _prepare(case, model, blocks, depth, device)
 
         def after_first() -> None:
             device.trace.own(state_tensors(training.optimizer), Owner.OPTIMIZER_STATES)
             device.trace.forget(host_tensors(training.optimizer))
 
         run_steps(training, device, after_first=after_first)
-        entries = list(device.trace.entries)
+        return list(device.trace.entries)
+
+
+def _result(case: Case, entries: list[Entry]) -> DryRunResult:
     result = summarize(entries, step=MEASURED_STEP, versions=library_versions(), notes=())
     reservation = reserve(
         result.events,

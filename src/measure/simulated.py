@@ -19,7 +19,7 @@ from src.measure.flash import simulated_flash_attention
 from src.measure.fsdp_trace import following_fsdp
 from src.measure.kernels import KernelWorkspace, run_as_cuda
 from src.measure.methods import local_tensor
-from src.measure.trace import Recorder, Trace
+from src.measure.trace import NO_LAYER, Recorder, Trace
 from src.spec import Attention, Step
 
 ASSUMED_STEP = 2.0
@@ -124,17 +124,19 @@ class SimulatedDevice:
             stack.enter_context(FakeTensorMode())
             yield recorder
 
-    def follow_weights(self, model: nn.Module) -> None:
+    def follow_weights(self, model: nn.Module, blocks: list[nn.Module]) -> None:
         """Start the record with this rank's parameters and the buffers."""
+        layers = {id(m): index for index, block in enumerate(blocks) for m in block.modules()}
         for module in model.modules():
+            layer = layers.get(id(module), NO_LAYER)
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None:
-                    self.trace.follow(local_tensor(tensor), Owner.WEIGHTS)
+                    self.trace.follow(local_tensor(tensor), Owner.WEIGHTS, layer=layer)
 
     def add_buffers(self, sizes: list[int]) -> None:
         """Communication buffers that live as long as the model."""
         for size in sizes:
-            self.trace.born(size, Owner.COMMUNICATION_BUFFERS)
+            self.trace.born(size, Owner.COMMUNICATION_BUFFERS, layer=NO_LAYER)
 
     def make_batch(self) -> Mapping[str, torch.Tensor]:
         """Token ids and labels, int64, as the Trainer puts them on the GPU."""
@@ -155,11 +157,16 @@ class SimulatedDevice:
         """How many blocks `reached_block` counts over."""
         self._num_blocks = count
 
+    def entered_block(self, index: int) -> None:
+        """The forward pass has reached block `index`, or (their number) has left the last one."""
+        if not self.trace.backward:
+            self.trace.layer = index if index < self._num_blocks else NO_LAYER
+
     def reached_block(self, index: int) -> None:
         """The backward pass has reached block `index`."""
         if not self.trace.backward or index == self._current_block:
             return
-        self._current_block = index
+        self._current_block = self.trace.layer = index
         if index == self._num_blocks - 1:
             self.trace.instant = Instant.LAST_BLOCK_BACKWARD
         elif index == 0:
@@ -175,10 +182,12 @@ class SimulatedDevice:
         """The window `instant` begins."""
         trace = self.trace
         if instant is Instant.GRADIENT_SYNC:
-            gradients = [local_tensor(p.grad) for p in self._parameters if p.grad is not None]
-            trace.own(gradients, Owner.GRADIENTS)
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    trace.settle(local_tensor(parameter.grad), local_tensor(parameter))
         trace.backward = instant is Instant.LOSS_BACKWARD
         trace.instant = instant
+        trace.layer = NO_LAYER
         trace.note_operation(forward=instant is Instant.FORWARD_END)
         self._current_block = -1
 

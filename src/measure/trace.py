@@ -34,6 +34,9 @@ class Block:
         in_forward: born in a forward pass, or in the recomputation of one.
         forward_region: which uninterrupted stretch of forward operations bore it.
         outlived: whether it outlived that stretch.
+        layer: the transformer block in whose stretch of the step it was born, or whose parameter it
+            belongs to; `NO_LAYER` outside the blocks, None where that is not known yet.
+        home: the transformer block whose parameter it is the gradient of; None for anything else.
     """
 
     number: int
@@ -43,6 +46,8 @@ class Block:
     in_forward: bool
     forward_region: int
     outlived: bool = False
+    layer: int | None = None
+    home: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +58,11 @@ class Entry:
     num_bytes: int
     instant: Instant
     step: int
+    layer: int | None = None
 
+
+NO_LAYER = -1
+"""Label of what belongs to no transformer block."""
 
 WRAPPERS = frozenset({"DTensor", "AsyncCollectiveTensor"})
 """Tensor subclasses around local tensors: their own dispatch runs the local operators."""
@@ -82,6 +91,7 @@ class Trace:
         self.vocab_sizes: frozenset[int] = frozenset()
         self.num_tokens = 0
         self.default_owner = Owner.TEMPORARIES
+        self.layer = NO_LAYER
         self._region = 0
         self._in_region = False
         self._live: dict[int, tuple[Block, Any]] = {}
@@ -105,9 +115,17 @@ class Trace:
             self._region_blocks.clear()
         self._in_region = forward
 
-    def born(self, num_bytes: int, owner: Owner | None = None) -> Block:
+    @property
+    def is_timed(self) -> bool:
+        """Whether what happens now belongs to the transformer block that is running."""
+        return self.backward or self.instant is Instant.FORWARD_END
+
+    def born(
+        self, num_bytes: int, owner: Owner | None = None, *, layer: int | None = None
+    ) -> Block:
         """A block of bytes that no tensor shows, or a storage's."""
         self._count += 1
+        layer = self.layer if self.is_timed else layer
         block = Block(
             number=self._count,
             num_bytes=num_bytes,
@@ -115,26 +133,30 @@ class Trace:
             owner=owner or self.default_owner,
             in_forward=self._in_region,
             forward_region=self._region,
+            layer=layer,
         )
         if self._in_region:
             self._region_blocks.append(block)
-        self.entries.append(Entry(block, num_bytes, self.instant, self.step))
+        self.entries.append(Entry(block, num_bytes, self.instant, self.step, layer))
         return block
 
     def freed(self, block: Block) -> None:
         """The block's bytes are free."""
         if block.num_bytes:
-            self.entries.append(Entry(block, -block.num_bytes, self.instant, self.step))
+            layer = self.layer if self.is_timed else block.layer
+            self.entries.append(Entry(block, -block.num_bytes, self.instant, self.step, layer))
             block.num_bytes = 0
 
-    def follow(self, tensor: torch.Tensor, owner: Owner | None = None) -> None:
+    def follow(
+        self, tensor: torch.Tensor, owner: Owner | None = None, *, layer: int | None = None
+    ) -> None:
         """Record the storage of `tensor` if it is new; remember that `tensor` views it."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         known = self._live.get(key)
         if known is None:
             num_bytes = storage.nbytes()
-            block = self.born(num_bytes, owner) if num_bytes else self.empty_block()
+            block = self.born(num_bytes, owner, layer=layer) if num_bytes else self.empty_block()
 
             def on_death(_: object) -> None:
                 del self._live[key]
@@ -162,7 +184,9 @@ class Trace:
         block.num_bytes = num_bytes
         if num_bytes:
             block.stream = self.stream
-            self.entries.append(Entry(block, num_bytes, self.instant, self.step))
+            block.layer = self.layer if self.is_timed else block.layer
+            entry = Entry(block, num_bytes, self.instant, self.step, block.layer)
+            self.entries.append(entry)
 
     def own(self, tensors: Iterable[torch.Tensor], owner: Owner) -> None:
         """Say whose bytes the storages of `tensors` are."""
@@ -170,6 +194,13 @@ class Trace:
             known = self._live.get(tensor.untyped_storage()._cdata)
             if known is not None:
                 known[0].owner = owner
+
+    def settle(self, gradient: torch.Tensor, parameter: torch.Tensor) -> None:
+        """`gradient` is the parameter's: say so, and whose block it belongs to from now on."""
+        known = self._live.get(gradient.untyped_storage()._cdata)
+        if known is not None:
+            known[0].owner = Owner.GRADIENTS
+            known[0].home = self.layer_of(parameter)
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
         """Take back the storages of `tensors`: a CUDA run keeps them on the host."""
@@ -182,6 +213,15 @@ class Trace:
         """Whose bytes the storage of `tensor` holds; None if it is not followed."""
         known = self._live.get(tensor.untyped_storage()._cdata)
         return None if known is None else known[0].owner
+
+    def layer_of(self, value: object) -> int | None:
+        """The transformer block that the storage of a tensor belongs to; None if not known."""
+        if not isinstance(value, torch.Tensor):
+            return None
+        known = self._live.get(value.untyped_storage()._cdata)
+        if known is None:
+            return None
+        return known[0].layer if known[0].home is None else known[0].home
 
     def is_sole_view(self, tensor: torch.Tensor) -> bool:
         """Whether no other live tensor shares the storage of `tensor`."""
@@ -255,9 +295,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0]
         result = self.call(func, args, kwargs or {})
         owner = self._owner(func, args)
-        for leaf in tree_iter(result):
-            if isinstance(leaf, torch.Tensor):
-                trace.follow(leaf, owner or self._logits_owner(leaf))
+        leaves = [leaf for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor)]
+        layers = [None] * len(leaves) if trace.is_timed else self._layers(args, len(leaves))
+        for leaf, layer in zip(leaves, layers, strict=True):
+            trace.follow(leaf, owner or self._logits_owner(leaf), layer=layer)
         self._take_workspace(func, args, result)
         return result
 
@@ -266,6 +307,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if is_cast and self.trace.owner_of(args[0]) in (Owner.WEIGHTS, Owner.GATHERED_WEIGHTS):
             return Owner.CAST_WEIGHTS
         return None
+
+    def _layers(self, args: tuple[Any, ...], count: int) -> list[int | None]:
+        """The blocks of an operator's results: those of its first operand, one by one."""
+        first = args[0] if args else None
+        if isinstance(first, (list, tuple)):
+            found = [self.trace.layer_of(value) for value in first]
+            return found if len(found) == count else [None] * count
+        return [self.trace.layer_of(first)] * count
 
     def _logits_owner(self, tensor: torch.Tensor) -> Owner | None:
         trace = self.trace

@@ -114,8 +114,13 @@ def run_steps(training: Training, observer: Observer, *, after_first: Callable[[
             after_first()
 
 
-def watch_blocks(blocks: Sequence[nn.Module], reached: Callable[[int], None]) -> None:
-    """Call `reached(i)` when block i's output has its gradient or its recomputation begins.
+def watch_blocks(
+    blocks: Sequence[nn.Module], *, entered: Callable[[int], None], reached: Callable[[int], None]
+) -> None:
+    """Tell which block the forward or the backward pass is in.
+
+    `entered(i)` is called when block i runs, `entered(len(blocks))` when the last one has run, and
+    `reached(i)` when block i's output has its gradient or its recomputation begins.
 
     The output's tensor hook serves blocks whose activations are kept; under checkpointing a child
     that runs while `backward()` is under way says the same. `reached` ignores calls outside
@@ -133,7 +138,12 @@ def watch_blocks(blocks: Sequence[nn.Module], reached: Callable[[int], None]) ->
     def child_hook(index: int) -> Callable[..., None]:
         return lambda _module, _args: reached(index)
 
+    def entry_hook(index: int) -> Callable[..., None]:
+        return lambda *_args: entered(index)
+
     for index, block in enumerate(blocks):
+        block.register_forward_pre_hook(entry_hook(index))
         block.register_forward_hook(output_hook(index))
         for child in block.children():
             child.register_forward_pre_hook(child_hook(index))
+    blocks[-1].register_forward_hook(entry_hook(len(blocks)))
