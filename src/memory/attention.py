@@ -91,22 +91,28 @@ def _repeated(low: Pieces, heads: _Heads, item: Value) -> Value:
 def _efficient(
     low: Pieces, op: Attention, heads: _Heads, query: Value, key: Value, value: Value
 ) -> Value:
-    """Keeps q, k, v (repeated to all heads), out and the log-sum-exp; backward fp32 `H*S`."""
+    """Keeps q, k, v (repeated to all heads), out, log-sum-exp and mask; backward fp32 `H*S`."""
     key, value = _repeated(low, heads, key), _repeated(low, heads, value)
     out = _output(low, heads, query)
     saved = [query, key, value, out, _row_statistics(low, heads)]
     if op.alibi:
-        mask = low.tape.tensor(
-            0,
-            query.dtype_bytes,
-            size=per_score(heads.query * query.dtype_bytes),
-            term=Term.ATTENTION_SCORES,
-            requires_grad=False,
-        )
-        saved.append(mask)
+        saved.append(_mask(low, heads.query * query.dtype_bytes))
+    elif low.regime.masked or op.explicit_mask:
+        saved.append(_mask(low, query.dtype_bytes))
     temporary = per_token(heads.query * FLOAT_BYTES)
     low.tape.record(out, [query, key, value], saved=saved, temporary=temporary)
     return out
+
+
+def _mask(low: Pieces, bytes_per_score: float) -> Value:
+    """The mask as a kernel takes it: boolean ones are turned to the computation's dtype."""
+    return low.tape.tensor(
+        0,
+        1,
+        size=per_score(bytes_per_score),
+        term=Term.ATTENTION_SCORES,
+        requires_grad=False,
+    )
 
 
 def _scores(low: Pieces, heads: _Heads, dtype_bytes: int) -> Value:

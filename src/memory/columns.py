@@ -53,6 +53,7 @@ class _Parts:
     counts: ModelCounts
     stem: Profile
     blocks: tuple[Profile, ...]
+    masked: bool
     head: Profile
     static: Terms
 
@@ -73,7 +74,8 @@ class _Parts:
 def columns(job: Job, method: Method, layout: Layout, gpu: Gpu) -> tuple[Column, ...]:
     """Every column that is an instant's largest at some shape, in the order of instants.
 
-    `job.seq_len` plays no part: sizes are functions of it.
+    Sizes are functions of the sequence length; `job.seq_len` only decides whether it passes a
+    sliding window, where attention is given a mask.
 
     Raises:
         UserError: the config or the attention implementation is impossible.
@@ -117,7 +119,12 @@ def _parts(decoder: Decoder, job: Job, method: Method, layout: Layout, gpu: Gpu)
         source_bytes=regime.parameter_bytes,
         source_counted=False,
     )
-    blocks, stream = _block_profiles(decoder, regime, stem.out_bytes)
+    masked = regime_of(decoder, job, method, layout, gpu, masked=True)
+    regimes = tuple(
+        masked if window is not None and job.seq_len >= window else regime
+        for window in decoder.windows or (None,) * decoder.num_layers
+    )
+    blocks, stream = _block_profiles(decoder, regimes, stem.out_bytes)
     head = profile(
         (decoder.tail, decoder.head),
         replace(regime, tp=1),
@@ -130,6 +137,7 @@ def _parts(decoder: Decoder, job: Job, method: Method, layout: Layout, gpu: Gpu)
     static = merged(
         placement.static(),
         {
+            Term.WEIGHTS: fixed(decoder.buffer_bytes),
             Term.INPUTS: per_token(INPUT_BYTES_PER_TOKEN),
             Term.WORKSPACES: fixed(2 * workspace),
         },
@@ -141,25 +149,25 @@ def _parts(decoder: Decoder, job: Job, method: Method, layout: Layout, gpu: Gpu)
         counts=counts,
         stem=stem,
         blocks=blocks,
+        masked=masked in regimes,
         head=head,
         static=static,
     )
 
 
 def _block_profiles(
-    decoder: Decoder, regime: Regime, source_bytes: int
+    decoder: Decoder, regimes: tuple[Regime, ...], source_bytes: int
 ) -> tuple[tuple[Profile, ...], int]:
     """Profiles of all blocks, and bytes per element of the last one's output."""
-    counted = regime.checkpointing is not Checkpointing.FULL
     profiles: list[Profile] = []
     stream = source_bytes
-    for block in decoder.blocks:
+    for block, regime in zip(decoder.blocks, regimes, strict=True):
         found = profile(
             (block,),
             regime,
             width=decoder.hidden_size,
             source_bytes=stream,
-            source_counted=counted,
+            source_counted=regime.checkpointing is not Checkpointing.FULL,
         )
         profiles.append(found)
         stream = found.out_bytes
@@ -178,7 +186,8 @@ def _column(instant: Instant, *terms: Terms) -> Column:
 
 
 def _load(parts: _Parts) -> list[Column]:
-    return [_column(Instant.LOAD, parts.placement.load())]
+    tables = {Term.WEIGHTS: fixed(parts.decoder.buffer_bytes)}
+    return [_column(Instant.LOAD, parts.placement.load(), tables)]
 
 
 def _kept_activations(parts: _Parts) -> Terms:
@@ -191,10 +200,12 @@ def _kept_activations(parts: _Parts) -> Terms:
 
 
 def _attention_mask(parts: _Parts) -> Terms:
-    """Eager attention gets an additive S x S mask; checkpointing keeps it for the recomputation."""
-    if parts.regime.kernel is not Kernel.EAGER:
-        return {}
-    return {Term.ATTENTION_MASK: per_score(parts.stem.out_bytes)}
+    """Eager attention gets an additive S x S mask, SDPA a boolean one where it gets any."""
+    if parts.regime.kernel is Kernel.EAGER:
+        return {Term.ATTENTION_MASK: per_score(parts.stem.out_bytes)}
+    if parts.masked or parts.decoder.attention.explicit_mask:
+        return {Term.ATTENTION_MASK: per_score(1)}
+    return {}
 
 
 def _waiting_gradients(parts: _Parts) -> Terms:
@@ -202,7 +213,7 @@ def _waiting_gradients(parts: _Parts) -> Terms:
     placement = parts.placement
     if not placement.keeps_gradients_between_steps:
         return {}
-    return {Term.GRADIENTS: fixed(placement.kept_gradients(parts.counts.all))}
+    return placement.waiting_gradients()
 
 
 def _forward_end(parts: _Parts) -> list[Column]:
@@ -275,8 +286,6 @@ def _with_gradients(parts: _Parts, terms: Terms) -> Terms:
     fresh = renamed.pop(Term.UNSHARDED_GRADIENTS, None)
     if fresh is None:
         return renamed
-    if parts.placement.keeps_gradients_between_steps:
-        return merged(renamed, {Term.UNSHARDED_GRADIENTS: fresh})
     return merged(renamed, {parts.placement.gradient_term: fresh})
 
 
@@ -320,7 +329,7 @@ def _block_backward(parts: _Parts, *, first: bool) -> list[Column]:
 
 
 def _gradient_sync(parts: _Parts) -> list[Column]:
-    """The embeddings' gradients arrive; what is reduced last is reduced."""
+    """The embeddings' gradients arrive, behind the first block's; what is last is reduced."""
     placement, counts = parts.placement, parts.counts
     blocks = placement.kept_gradients(counts.all) - placement.kept_gradients(counts.edges)
     fixed_terms = merged(parts.static, placement.backward_buffers())
@@ -331,7 +340,11 @@ def _gradient_sync(parts: _Parts) -> list[Column]:
     gathered = {Term.GATHERED_WEIGHTS: placement.gathered_forward()}
     found = [
         _column(
-            Instant.GRADIENT_SYNC, fixed_terms, gathered, before, _with_gradients(parts, item.terms)
+            Instant.FIRST_BLOCK_BACKWARD,
+            fixed_terms,
+            gathered,
+            before,
+            _with_gradients(parts, item.terms),
         )
         for item in parts.stem.moments
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from src.architecture import Decoder
+from src.architecture.ops import Attention as AttentionOp
 from src.errors import UserError
 from src.spec import Attention, Gpu, Job
 
@@ -47,8 +48,8 @@ def implementation(decoder: Decoder, job: Job) -> Attention:
     return job.attention
 
 
-def choose_kernel(decoder: Decoder, job: Job, gpu: Gpu) -> Kernel:
-    """The kernel that CUDA runs for a job on a GPU.
+def choose_kernel(decoder: Decoder, job: Job, gpu: Gpu, *, masked: bool = False) -> Kernel:
+    """The kernel that CUDA runs for a job on a GPU, where attention is given a mask or not.
 
     Flash needs a half precision, compute capability 8.0, heads of equal widths up to 256, and no
     additive mask. The memory-efficient kernel takes masks and fp32, but no grouped key and value
@@ -71,13 +72,24 @@ def choose_kernel(decoder: Decoder, job: Job, gpu: Gpu) -> Kernel:
     if chosen is Attention.FLASH:
         return Kernel.FLASH
     heads = decoder.attention
-    plain = not heads.alibi and not heads.softcap and heads.sinks_name is None
+    masked = masked or heads.alibi or heads.explicit_mask
+    plain = not masked and not heads.softcap and heads.sinks_name is None
     same_width = heads.head_dim == heads.value_head_dim
     if plain and same_width and job.precision.compute_bytes == 2 and not old_gpu:
         if heads.head_dim <= FLASH_MAX_HEAD_DIM:
             return Kernel.FLASH
         return Kernel.MATH
-    grouped = heads.num_kv_heads != heads.num_heads
-    if grouped and plain and same_width and heads.head_dim <= FLASH_MAX_HEAD_DIM:
+    if heads.num_kv_heads != heads.num_heads and _keeps_groups(heads, masked=masked):
         return Kernel.MATH
     return Kernel.EFFICIENT
+
+
+def _keeps_groups(heads: AttentionOp, *, masked: bool) -> bool:
+    """Whether key and value heads reach SDPA grouped; transformers repeats them under a mask.
+
+    falcon hands its one key/value head to SDPA as it is, mask or not.
+    """
+    if heads.explicit_mask:
+        return True
+    same_width = heads.head_dim == heads.value_head_dim
+    return not masked and same_width and heads.head_dim <= FLASH_MAX_HEAD_DIM

@@ -8,7 +8,7 @@ modelling code (which operations there are). Attention is in `src.memory.attenti
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from src.architecture import Block
 from src.architecture.ops import (
@@ -42,17 +42,25 @@ class Lowering(Pieces):
 
     Attributes:
         hidden_bytes: bytes per element of the residual stream, which rotary tables follow.
+        values: the tensors behind the names of the block at work.
     """
 
     hidden_bytes: int
+    values: dict[str, Value] = field(default_factory=dict)
 
     def run(self, block: Block, source: Value) -> Value:
         """Lower a block: its incoming tensor in, its outgoing one out."""
-        values = {block.source: source}
+        self.values = {block.source: source}
         for op in block.ops:
-            inputs = [values[name] for name in op.inputs]
-            values[op.out] = _HANDLERS[type(op)](self, op, *inputs)
-        return values[block.out]
+            inputs = [self.values[name] for name in op.inputs]
+            self.values[op.out] = _HANDLERS[type(op)](self, op, *inputs)
+        return self.values[block.out]
+
+    def copied(self, op: Copy, source: Value) -> Value:
+        """A copy; one that only takes another value's dtype is a cast."""
+        if op.like is not None:
+            return self.cast(source, self.values[op.like].dtype_bytes)
+        return self.copy(source, op.width, upcast=op.upcast)
 
     def linear(self, op: Linear, source: Value) -> Value:
         """A Linear, split by tensor parallelism, with LoRA's adapters where it is a target."""
@@ -132,21 +140,21 @@ class Lowering(Pieces):
     def experts(self, op: Experts, source: Value, router: Value) -> Value:
         """Tokens sorted by expert, two grouped matrix multiplies, weighted sum.
 
-        `top_k` copies of each token, balanced; transformers' `grouped_mm` implementation.
+        `top_k` copies of each token, balanced; transformers' `grouped_mm` implementation, which is
+        not on autocast's list and takes its input to the weights' dtype.
         """
         routed = self.tape.tensor(op.num_experts, FLOAT_BYTES, requires_grad=router.requires_grad)
         self.tape.record(routed, [router], saved=[routed])
         trained, copies = self.regime.trains_weights, op.top_k
-        taken = self.copy(source, copies * op.width, upcast=False)
-        inner = copies * op.intermediate
-        joint = self.matmul(
-            taken, 2 * op.num_experts * op.intermediate * op.width, 2 * inner, 1.0, trained=trained
+        stacked = op.num_experts * op.intermediate * op.width
+        taken = self.cast(
+            self.copy(source, copies * op.width, upcast=False), self.regime.parameter_bytes
         )
+        inner = copies * op.intermediate
+        joint = self.product(taken, self.stored(2 * stacked, trained=trained), 2 * inner, 1.0)
         gate, up = self.tape.view(joint, inner), self.tape.view(joint, inner)
         product = self.multiply(self.activation(op.function, gate), up)
-        out = self.matmul(
-            product, op.num_experts * op.intermediate * op.width, taken.width, 1.0, trained=trained
-        )
+        out = self.product(product, self.stored(stacked, trained=trained), taken.width, 1.0)
         weights = self.tape.tensor(copies, out.dtype_bytes, requires_grad=routed.requires_grad)
         self.tape.record(weights, [routed])
         weighted = self.like(out)
@@ -158,8 +166,12 @@ class Lowering(Pieces):
     def embed(self, op: Embed) -> Value:
         """A lookup keeps only its indices; its backward makes a gradient of the whole table."""
         bytes_ = self.regime.parameter_bytes
+        tokens = op.kind is EmbeddingKind.TOKEN
         table = self.tape.parameter(
-            op.rows * op.width, bytes_, requires_grad=self.regime.trains_weights
+            op.rows * op.width,
+            bytes_,
+            requires_grad=self.regime.trains_weights,
+            accumulates=self.regime.accumulates or (tokens and self.regime.tied),
         )
         positions = op.kind is EmbeddingKind.POSITION
         size = Size(per_position=op.width * bytes_) if positions else None
@@ -182,7 +194,7 @@ _HANDLERS: dict[type, Callable[..., Value]] = {
     Activation: lambda low, op, source: low.activation(op.function, source),
     Add: lambda low, _, left, right: low.add(left, right),
     Attention: lower_attention,
-    Copy: lambda low, op, source: low.copy(source, op.width, upcast=op.upcast),
+    Copy: Lowering.copied,
     Dropout: lambda low, _, source: low.dropout(source),
     Embed: Lowering.embed,
     Experts: Lowering.experts,

@@ -55,7 +55,7 @@ class Pieces:
     def weight(self, numel: float, *, trained: bool, stored_bytes: int | None = None) -> Value:
         """A weight as a matrix multiply reads it: a half-precision copy of it under autocast."""
         stored = stored_bytes or self.regime.parameter_bytes
-        parameter = self.tape.parameter(numel, stored, requires_grad=trained)
+        parameter = self.stored(numel, trained=trained, stored_bytes=stored)
         if not self.regime.autocast or stored == self.regime.compute_bytes:
             return parameter
         copy = self.tape.tensor(
@@ -67,6 +67,15 @@ class Pieces:
         )
         self.tape.record(copy, [parameter])
         return copy
+
+    def stored(self, numel: float, *, trained: bool, stored_bytes: int | None = None) -> Value:
+        """A weight as it is stored."""
+        return self.tape.parameter(
+            numel,
+            stored_bytes or self.regime.parameter_bytes,
+            requires_grad=trained,
+            accumulates=self.regime.accumulates,
+        )
 
     def matmul(
         self, source: Value, numel: float, width: float, share: float, *, trained: bool

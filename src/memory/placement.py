@@ -79,6 +79,10 @@ class Placement:
         """What stays of a part's gradients once its backward pass is over."""
         return part.trained * self.trained_bytes
 
+    def waiting_gradients(self) -> Terms:
+        """Gradients of earlier micro steps, where they accumulate."""
+        return {Term.GRADIENTS: fixed(self.kept_gradients(self.counts.all))}
+
     def edge_gradients(self, numel: float) -> Terms:
         """Gradients of head and final norm (`numel` trained elements) while blocks run backward."""
         return {Term.GRADIENTS: fixed(numel * self.trained_bytes)}
@@ -155,6 +159,10 @@ class FsdpPlacement(Placement):
     def kept_gradients(self, part: Counts) -> float:
         """The shard of the reduced gradient, at the stored dtype."""
         return part.trained_shard * self.trained_bytes
+
+    def waiting_gradients(self) -> Terms:
+        """Whole: accelerate switches reducing off between micro steps (`no_sync`)."""
+        return {Term.UNSHARDED_GRADIENTS: fixed(self._whole_gradients(self.counts.all))}
 
     def edge_gradients(self, numel: float) -> Terms:
         """Whole until the root reduces them after everything else."""

@@ -22,6 +22,9 @@ class Regime:
         finetune: which weights are trained.
         adapter_bytes: per element of LoRA's adapters.
         tp: tensor-parallel degree.
+        accumulates: whether gradients of earlier micro steps are there to be added to.
+        tied: whether the head's gradient is added to the token embedding's.
+        masked: whether attention is given a mask, and so cannot rely on `is_causal`.
         checkpointing: what is kept for the backward pass.
     """
 
@@ -33,6 +36,9 @@ class Regime:
     finetune: Finetune
     adapter_bytes: int
     tp: int
+    accumulates: bool
+    tied: bool
+    masked: bool
     checkpointing: Checkpointing
 
     @property
@@ -46,8 +52,10 @@ class Regime:
         return self.autocast and self.parameter_bytes != self.compute_bytes
 
 
-def regime_of(decoder: Decoder, job: Job, method: Method, layout: Layout, gpu: Gpu) -> Regime:
-    """The regime of a job under a method.
+def regime_of(
+    decoder: Decoder, job: Job, method: Method, layout: Layout, gpu: Gpu, *, masked: bool = False
+) -> Regime:
+    """The regime of a job under a method, for blocks whose attention is given a mask or not.
 
     `*-mixed` is what Hugging Face's Trainer and accelerate do: fp32 weights under autocast on one
     GPU, with DDP and with tensor parallelism; half-precision unsharded weights under autocast with
@@ -63,10 +71,13 @@ def regime_of(decoder: Decoder, job: Job, method: Method, layout: Layout, gpu: G
         compute_bytes=precision.compute_bytes,
         autocast=precision.is_mixed and not method.is_zero,
         gradient_bytes=parameter_bytes,
-        kernel=choose_kernel(decoder, job, gpu),
+        kernel=choose_kernel(decoder, job, gpu, masked=masked),
         finetune=job.finetune,
         adapter_bytes=adapter_bytes(precision, method),
         tp=layout.tp,
+        accumulates=job.grad_accum > 1 and method not in (Method.ZERO2, Method.ZERO3),
+        tied=decoder.lm_head.tied,
+        masked=masked,
         checkpointing=job.checkpointing,
     )
 

@@ -29,6 +29,7 @@ class Value:
         storage: index of its storage; views share one.
         requires_grad: whether a gradient flows into it.
         is_parameter: whether that gradient stays.
+        accumulates: whether a parameter's gradient exists already, and this one is added to it.
     """
 
     size: Size
@@ -38,6 +39,7 @@ class Value:
     storage: int
     requires_grad: bool = True
     is_parameter: bool = False
+    accumulates: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +102,9 @@ class Tape:
             requires_grad=requires_grad,
         )
 
-    def parameter(self, numel: float, dtype_bytes: int, *, requires_grad: bool) -> Value:
+    def parameter(
+        self, numel: float, dtype_bytes: int, *, requires_grad: bool, accumulates: bool = False
+    ) -> Value:
         """A parameter; its own bytes are counted elsewhere, its gradient stays."""
         self._sizes.append(ZERO)
         self._terms.append(Term.WEIGHTS)
@@ -112,6 +116,7 @@ class Tape:
             storage=len(self._sizes) - 1,
             requires_grad=requires_grad,
             is_parameter=True,
+            accumulates=accumulates,
         )
 
     def view(self, source: Value, width: float) -> Value:
@@ -187,13 +192,14 @@ class Tape:
         walk = _Walk(self._nodes, out)
         moments: list[Moment] = []
         for index in range(len(self._nodes) - 1, -1, -1):
+            settled = walk.parameter_gradients
             flowing = walk.step(index)
             if flowing is None:
                 continue
             terms = self._by_term(walk.saved_before(index))
             terms[Term.ACTIVATION_GRADIENTS] = flowing
-            if walk.parameter_gradients != ZERO:
-                terms[Term.UNSHARDED_GRADIENTS] = walk.parameter_gradients
+            if settled != ZERO:
+                terms[Term.UNSHARDED_GRADIENTS] = settled
             moments.append(Moment(terms=terms, size=total(terms.values())))
         return undominated(moments), walk.parameter_gradients
 
@@ -247,7 +253,8 @@ class _Walk:
     def _deliver(self, value: Value, gradient: int) -> None:
         """Hand a gradient to a value: kept for a parameter, added in place to an earlier one."""
         if value.is_parameter:
-            self.parameter_gradients = self.parameter_gradients.plus(self._sizes[gradient])
+            if not value.accumulates:
+                self.parameter_gradients = self.parameter_gradients.plus(self._sizes[gradient])
             self._release(gradient)
         elif value in self._gradient_of:
             self._release(gradient)

@@ -20,7 +20,7 @@ class Instant(StrEnum):
 class Term(StrEnum):
     """Kinds of bytes.
 
-    WEIGHTS: the weights this GPU stores (its shard, where they are sharded).
+    WEIGHTS: the weights this GPU stores (its shard, where sharded), and the model's tables.
     MASTER_WEIGHTS: DeepSpeed's flat fp32 partition.
     GATHERED_WEIGHTS: whole weights gathered from shards, and all-gather buffers.
     CAST_WEIGHTS: half-precision copies that autocast makes.

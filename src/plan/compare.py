@@ -11,13 +11,30 @@ from src.plan.layouts import Candidate, candidates
 from src.plan.result import MethodReport, ModelSummary, Recommendation, Report
 from src.plan.search import Estimator, largest_micro_batch, verdict, with_micro_batch
 from src.plan.throughput import tokens_per_second
-from src.spec import EstimatorKind, Request, Step, Verdict
+from src.spec import EstimatorKind, Method, Request, Step, Verdict
 from src.units import format_gib
 
 UNCALIBRATED = (
     "reserved and device are first models, not calibrated: upper bounds are the estimate plus a "
     "stated margin (allocated +5 %, context and NCCL +25 %), tokens/s only ranks"
 )
+SAME_SPEED = 0.02
+"""Throughputs closer than this are not told apart."""
+
+SIMPLEST_FIRST = (
+    Method.SINGLE,
+    Method.DDP,
+    Method.FSDP_GRAD,
+    Method.FSDP,
+    Method.ZERO1,
+    Method.ZERO2,
+    Method.ZERO3,
+    Method.TP,
+    Method.DDP_TP,
+    Method.FSDP_TP,
+)
+"""Which method to take of equally fast ones: PyTorch's own before an engine's, fewer parts."""
+
 ZERO_NOTE = "read off DeepSpeed's code; not checked against a run"
 
 
@@ -35,6 +52,8 @@ def compare(request: Request, estimator: Estimator = estimate_step) -> Report:
     ]
     found.sort(key=_rank)
     recommended = _recommend(found)
+    if recommended is not None:
+        found.sort(key=lambda report: not _is(report, recommended))
     if recommended is None:
         warnings = (*warnings, _nothing_fits(request, found, estimator))
     return Report(
@@ -47,6 +66,11 @@ def compare(request: Request, estimator: Estimator = estimate_step) -> Report:
         calibration=None,
         warnings=(*warnings, UNCALIBRATED),
     )
+
+
+def _is(report: MethodReport, recommended: Recommendation) -> bool:
+    """Whether a row is the recommended one."""
+    return (report.method, report.layout) == (recommended.method, recommended.layout)
 
 
 def _summary(request: Request, decoder: Decoder) -> ModelSummary:
@@ -103,11 +127,11 @@ def _rank(report: MethodReport) -> tuple[int, float, int]:
 
 
 def _recommend(found: list[MethodReport]) -> Recommendation | None:
-    """The fastest row that fits, and how it stands against the others."""
+    """The simplest of the rows that fit and are as good as fastest, and how it stands."""
     fitting = [report for report in found if report.verdict is Verdict.FITS]
     if not fitting:
         return None
-    best = fitting[0]
+    best = min(_as_fast(fitting), key=lambda report: SIMPLEST_FIRST.index(report.method))
     return Recommendation(
         method=best.method,
         layout=best.layout,
@@ -124,10 +148,24 @@ def _reason(best: MethodReport, fitting: list[MethodReport], found: list[MethodR
     unfit = f"; {others} not sure to fit" if rest else ""
     if len(fitting) == 1:
         return f"the only one of {len(found)} that fits{unfit}"
-    second = fitting[1]
-    speed, other = best.tokens_per_second or 0.0, second.tokens_per_second or 1.0
-    lead = f"{speed / other - 1:.0%} ahead of {second.method.value}"
+    equals = [report for report in _as_fast(fitting) if report is not best]
+    if equals:
+        names = ", ".join(dict.fromkeys(report.method.value for report in equals))
+        return (
+            f"simplest of the {len(equals) + 1} within {SAME_SPEED:.0%} of the fastest "
+            f"(also {names}){unfit}"
+        )
+    speed, other = best.tokens_per_second or 0.0, fitting[1].tokens_per_second or 1.0
+    lead = f"{speed / other - 1:.0%} ahead of {fitting[1].method.value}"
     return f"fastest of the {len(fitting)} that fit, {lead}{unfit}"
+
+
+def _as_fast(fitting: list[MethodReport]) -> list[MethodReport]:
+    """Rows whose throughput is within `SAME_SPEED` of the best: the model cannot tell."""
+    best = max(report.tokens_per_second or 0.0 for report in fitting)
+    return [
+        report for report in fitting if (report.tokens_per_second or 0.0) >= best * (1 - SAME_SPEED)
+    ]
 
 
 def _nothing_fits(request: Request, found: list[MethodReport], estimator: Estimator) -> str:
@@ -137,10 +175,10 @@ def _nothing_fits(request: Request, found: list[MethodReport], estimator: Estima
     missing = least.upper_bytes.device - gpu.usable_bytes
     changes = changes_that_fit(request, lambda changed: _something_fits(changed, estimator))
     words = f"any one of these would: {', '.join(changes)}" if changes else "no single change would"
+    needed = format_gib(least.upper_bytes.device)
     return (
-        f"nothing fits: the least, {least.method.value} at micro_batch={least.micro_batch}, needs up "
-        f"to {format_gib(least.upper_bytes.device)}, {format_gib(missing)} more than {gpu.sku} has; "
-        f"{words}"
+        f"nothing fits: the least, {least.method.value} at micro_batch={least.micro_batch}, needs "
+        f"up to {needed}, {format_gib(missing)} more than {gpu.sku} has; {words}"
     )
 
 

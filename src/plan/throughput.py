@@ -27,7 +27,7 @@ PCIE_SHARING = 0.5
 """Collectives over PCIe cross the host bridge twice."""
 
 ACTIVATION_PASSES = 12
-"""Reads and writes of a block's activations by norms, activations and residuals, in hidden widths."""
+"""Reads and writes of a block's activations outside matrix multiplies, in hidden widths."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +109,7 @@ def forward_flops_per_token(decoder: Decoder, job: Job) -> float:
 
 
 def matmul_flops(gpu: Gpu, precision: Precision) -> float:
-    """Peak FLOP/s of matrix multiplies; fp32 without TF32 (PyTorch's default), emulated bf16 as fp32."""
+    """Peak FLOP/s of matrix multiplies; fp32 without TF32 (the default), emulated bf16 as fp32."""
     if precision is Precision.FP32:
         return gpu.fp32_tflops * 1e12
     if precision is Precision.FP16_MIXED:
@@ -129,8 +129,8 @@ def link_bytes_per_second(cluster: Cluster, *, within_node: bool) -> float:
 def _data_parallel_seconds(step: Step, cluster: Cluster, base: float, trained: float) -> float:
     """Ring collectives move `(N-1)/N` of the bytes per pass.
 
-    DDP, ZeRO-1 and ZeRO-2 move gradients (or what replaces them) twice; FSDP and ZeRO-3 gather whole
-    weights for forward and backward and reduce gradients once; `fsdp-grad` gathers once.
+    DDP, ZeRO-1 and ZeRO-2 move gradients (or what replaces them) twice; FSDP and ZeRO-3 gather
+    whole weights for forward and backward and reduce gradients once; `fsdp-grad` gathers once.
     """
     method, layout = step.method, step.layout
     if layout.dp == 1:
