@@ -164,6 +164,7 @@ class BlockBuilder:
         *,
         rotary_width: int | None = None,
         table: RotaryTable = RotaryTable.HIDDEN,
+        joined: bool = False,
     ) -> str:
         """Rotary positions on all, or on `rotary_width`, of a value's elements."""
         width = self._widths[source]
@@ -174,6 +175,7 @@ class BlockBuilder:
                 width=width,
                 rotary_width=rotary_width or width,
                 table=table,
+                joined=joined,
             )
         )
 
@@ -189,6 +191,7 @@ class BlockBuilder:
         value_head_dim: int | None = None,
         dropout: float = 0.0,
         softmax_fp32: bool = True,
+        eager_fp32: bool = False,
         softcap: bool = False,
         alibi: bool = False,
         explicit_mask: bool = False,
@@ -207,6 +210,7 @@ class BlockBuilder:
                 value_head_dim=value_head_dim or head_dim,
                 dropout=dropout,
                 softmax_fp32=softmax_fp32,
+                eager_fp32=eager_fp32,
                 softcap=softcap,
                 alibi=alibi,
                 explicit_mask=explicit_mask,

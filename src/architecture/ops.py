@@ -213,10 +213,13 @@ class Rotary(Unary):
         width: width of the value, all heads.
         rotary_width: elements of the value that are rotated, all heads.
         table: dtype of cosine and sine; the result has the wider of it and the value's dtype.
+        joined: whether rotated and other elements are put together by `cat`, which lays the result
+            out head by head.
     """
 
     rotary_width: int
     table: RotaryTable = RotaryTable.HIDDEN
+    joined: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,6 +230,7 @@ class Attention:
         head_dim: of queries and keys; `value_head_dim` of values and output.
         dropout: probability on the attention weights.
         softmax_fp32: whether eager attention computes its softmax in fp32.
+        eager_fp32: whether eager attention multiplies queries and keys in fp32.
         softcap: whether eager attention caps its scores with a tanh.
         alibi: whether a bias per head and position is added to the scores (a mask for SDPA).
         explicit_mask: whether SDPA is always given a mask; others rely on `is_causal` (falcon).
@@ -243,6 +247,7 @@ class Attention:
     value_head_dim: int
     dropout: float = 0.0
     softmax_fp32: bool = True
+    eager_fp32: bool = False
     softcap: bool = False
     alibi: bool = False
     explicit_mask: bool = False

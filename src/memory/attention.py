@@ -41,12 +41,14 @@ def lower_attention(low: Pieces, op: Attention, query: Value, key: Value, value:
         value_head_dim=op.value_head_dim,
     )
     kernel = low.regime.kernel
+    head_major = query in low.head_major
     if low.regime.autocast:
         query, key, value = (
             low.cast(item, low.regime.compute_bytes) for item in (query, key, value)
         )
     if kernel is Kernel.FLASH:
-        return _flash(low, heads, query, key, value)
+        out = _flash(low, heads, query, key, value)
+        return low.contiguous(out) if head_major else out
     if kernel is Kernel.EFFICIENT:
         return _efficient(low, op, heads, query, key, value)
     if kernel is Kernel.MATH:
@@ -65,7 +67,7 @@ def _row_statistics(low: Pieces, heads: _Heads) -> Value:
 
 
 def _flash(low: Pieces, heads: _Heads, query: Value, key: Value, value: Value) -> Value:
-    """Keeps q, k, v, out and the log-sum-exp.
+    """Keeps q, k, v, out and the log-sum-exp; out is laid out as q is.
 
     Backward: fp32 `H*S128` and `H*S128*d32` accumulators; under grouped queries dk and dv of all H
     heads before they are summed.
@@ -91,8 +93,12 @@ def _repeated(low: Pieces, heads: _Heads, item: Value) -> Value:
 def _efficient(
     low: Pieces, op: Attention, heads: _Heads, query: Value, key: Value, value: Value
 ) -> Value:
-    """Keeps q, k, v (repeated to all heads), out, log-sum-exp and mask; backward fp32 `H*S`."""
-    key, value = _repeated(low, heads, key), _repeated(low, heads, value)
+    """Keeps q, k, v (repeated to all heads), out, log-sum-exp and mask; backward fp32 `H*S`.
+
+    A single key/value head is repeated by a view, without a copy.
+    """
+    if heads.key != 1:
+        key, value = _repeated(low, heads, key), _repeated(low, heads, value)
     out = _output(low, heads, query)
     saved = [query, key, value, out, _row_statistics(low, heads)]
     if op.alibi:
@@ -140,7 +146,7 @@ def _math(
         soft = _dropped(low, heads, soft)
     out = low.tape.tensor(heads.query * heads.value_head_dim, FLOAT_BYTES, share=query.share)
     low.tape.record(out, [soft, values], saved=[soft, values])
-    return low.cast(out, query.dtype_bytes)
+    return low.contiguous(low.cast(out, query.dtype_bytes))
 
 
 def _dropped(low: Pieces, heads: _Heads, source: Value) -> Value:
@@ -166,13 +172,15 @@ def _eager(
     """
     key, value = _repeated(low, heads, key), _repeated(low, heads, value)
     compute = query.dtype_bytes
-    raw = _scores(low, heads, compute)
+    if op.eager_fp32 and not low.regime.autocast:
+        query, key = low.cast(query, FLOAT_BYTES), low.cast(key, FLOAT_BYTES)
+    raw = _scores(low, heads, query.dtype_bytes)
     low.tape.record(raw, [query, key], saved=[query, key])
-    scaled = _scores(low, heads, compute)
+    scaled = _scores(low, heads, raw.dtype_bytes)
     low.tape.record(scaled, [raw])
     if op.softcap:
         scaled = _capped(low, heads, scaled)
-    softmax_bytes = FLOAT_BYTES if op.softmax_fp32 or low.regime.autocast else compute
+    softmax_bytes = FLOAT_BYTES if op.softmax_fp32 or low.regime.autocast else scaled.dtype_bytes
     taken = low.cast(scaled, softmax_bytes)
     soft = _scores(low, heads, softmax_bytes)
     low.tape.record(soft, [taken], saved=[soft])
@@ -182,8 +190,18 @@ def _eager(
         low.tape.record(weights, [soft])
     if op.dropout:
         weights = _dropped(low, heads, weights)
-    out = _output(low, heads, query)
+    elif op.sinks_name is not None:
+        weights = _without_sink(low, heads, weights)
+    width = heads.query * heads.value_head_dim
+    out = low.tape.tensor(width, compute, share=query.share)
     low.tape.record(out, [weights, value], saved=[weights, value])
+    return low.contiguous(out)
+
+
+def _without_sink(low: Pieces, heads: _Heads, source: Value) -> Value:
+    """Cutting the sink's column off leaves a view that the matrix multiply has to copy."""
+    out = _scores(low, heads, source.dtype_bytes)
+    low.tape.record(out, [source])
     return out
 
 

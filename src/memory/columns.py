@@ -217,7 +217,10 @@ def _waiting_gradients(parts: _Parts) -> Terms:
 
 
 def _forward_end(parts: _Parts) -> list[Column]:
-    """Inside the loss, and after accelerate has turned the model's outputs to fp32."""
+    """Inside the loss, and after accelerate has turned the model's outputs to fp32.
+
+    Inside, the model's code still holds what the final norm gave, also where nothing saves it.
+    """
     vocab, regime = parts.decoder.vocab_size, parts.regime
     logits = per_token(vocab * regime.compute_bytes)
     loss_bytes = _loss_bytes(parts.decoder, regime)
@@ -236,7 +239,10 @@ def _forward_end(parts: _Parts) -> list[Column]:
             Instant.FORWARD_END,
             common,
             cached,
-            {Term.LOSS_TEMPORARIES: upcast.plus(log_probabilities)},
+            {
+                Term.SAVED_ACTIVATIONS: parts.head.held,
+                Term.LOSS_TEMPORARIES: upcast.plus(log_probabilities),
+            },
         )
     ]
     if regime.autocast:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from src.architecture import Decoder
 from src.architecture.ops import Attention as AttentionOp
 from src.errors import UserError
-from src.spec import Attention, Gpu, Job
+from src.spec import Attention, Gpu, Job, Precision
 
 FLASH_MAX_HEAD_DIM = 256
 FLASH_MIN_COMPUTE_CAPABILITY = (8, 0)
@@ -53,7 +53,7 @@ def choose_kernel(decoder: Decoder, job: Job, gpu: Gpu, *, masked: bool = False)
 
     Flash needs a half precision, compute capability 8.0, heads of equal widths up to 256, and no
     additive mask. The memory-efficient kernel takes masks and fp32, but no grouped key and value
-    heads; what neither takes goes to the math kernel.
+    heads, and no bf16 before compute capability 8.0; what neither takes goes to the math kernel.
 
     Raises:
         UserError: `attention=flash` where the GPU, the family or the precision has none.
@@ -78,6 +78,8 @@ def choose_kernel(decoder: Decoder, job: Job, gpu: Gpu, *, masked: bool = False)
     if plain and same_width and job.precision.compute_bytes == 2 and not old_gpu:
         if heads.head_dim <= FLASH_MAX_HEAD_DIM:
             return Kernel.FLASH
+        return Kernel.MATH
+    if job.precision in (Precision.BF16_MIXED, Precision.BF16_TRUE) and old_gpu:
         return Kernel.MATH
     if heads.num_kv_heads != heads.num_heads and _keeps_groups(heads, masked=masked):
         return Kernel.MATH

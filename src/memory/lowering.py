@@ -135,6 +135,8 @@ class Lowering(Pieces):
         out = self.like(source, dtype_bytes=max(source.dtype_bytes, table))
         rotated = source.width * op.rotary_width / op.width * out.dtype_bytes
         self.tape.record(out, [source], temporary=per_token(2 * rotated))
+        if op.joined:
+            self.head_major.add(out)
         return out
 
     def experts(self, op: Experts, source: Value, router: Value) -> Value:

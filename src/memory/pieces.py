@@ -6,7 +6,7 @@ or half precision on CUDA).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from src.memory.regime import Regime
 from src.memory.size import Size
@@ -27,10 +27,12 @@ class Pieces:
     Attributes:
         regime: dtypes and switches.
         tape: where the nodes go.
+        head_major: tensors laid out head by head, not position by position.
     """
 
     regime: Regime
     tape: Tape
+    head_major: set[Value] = field(default_factory=set)
 
     def like(self, source: Value, *, dtype_bytes: int | None = None) -> Value:
         """A new tensor of the same width."""
@@ -99,6 +101,12 @@ class Pieces:
         if operand.requires_grad:
             saved.append(weight)
         self.tape.record(out, [operand, weight], saved=saved)
+        return out
+
+    def contiguous(self, source: Value) -> Value:
+        """A copy in another layout; its gradient is the source's, seen through a view."""
+        out = self.like(source)
+        self.tape.record(out, [source], passed=[source])
         return out
 
     def activation(self, function: str, source: Value) -> Value:

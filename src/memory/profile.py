@@ -19,6 +19,7 @@ class Profile:
     Attributes:
         source: bytes of the incoming tensor.
         out: bytes of the outgoing tensor; `out_bytes` per element.
+        held: bytes of the outgoing tensor of the first block of the run, unless it is kept anyway.
         saved: what is kept for the backward pass, by term, the incoming tensor included if kept.
         saves_source: whether the incoming tensor is kept.
         moments: moments of the backward pass that are largest at some shape.
@@ -28,6 +29,7 @@ class Profile:
     source: Size
     out: Size
     out_bytes: int
+    held: Size
     saved: Terms
     saves_source: bool
     moments: tuple[Moment, ...]
@@ -57,8 +59,9 @@ def profile(
     tape = Tape()
     source = tape.tensor(width, source_bytes, counted=source_counted)
     low = Lowering(regime=regime, tape=tape, hidden_bytes=source_bytes)
-    out = source
-    for block in run:
+    first = low.run(run[0], source)
+    out = first
+    for block in run[1:]:
         out = low.run(block, out)
     if out_bytes is not None:
         out = low.cast(out, out_bytes)
@@ -67,6 +70,7 @@ def profile(
         source=source.size if width else ZERO,
         out=out.size,
         out_bytes=out.dtype_bytes,
+        held=ZERO if tape.saves(first) else first.size,
         saved=tape.saved(),
         saves_source=tape.saves(source),
         moments=tuple(moments),

@@ -119,12 +119,15 @@ class Heads:
         *,
         rotary_dim: int | None = None,
         table: RotaryTable = RotaryTable.HIDDEN,
+        joined: bool = False,
     ) -> tuple[str, str]:
         """Rotary positions on the first `rotary_dim` elements of each head of query and key."""
         per_head = rotary_dim or self.head_dim
         return (
-            build.rotary(query, rotary_width=self.num_heads * per_head, table=table),
-            build.rotary(key, rotary_width=self.num_kv_heads * per_head, table=table),
+            build.rotary(query, rotary_width=self.num_heads * per_head, table=table, joined=joined),
+            build.rotary(
+                key, rotary_width=self.num_kv_heads * per_head, table=table, joined=joined
+            ),
         )
 
     def rotated_elements(self, fields: Fields, *names: str, default: float) -> int:
@@ -140,10 +143,7 @@ class Heads:
         self, build: BlockBuilder, query: str, key: str, rotary_dim: int
     ) -> tuple[str, str]:
         """Rotated and unrotated elements put together by `cat`, also where none are unrotated."""
-        query, key = self.rotate(build, query, key, rotary_dim=rotary_dim)
-        if rotary_dim < self.head_dim:
-            return query, key
-        return build.copy(query), build.copy(key)
+        return self.rotate(build, query, key, rotary_dim=rotary_dim, joined=True)
 
     def attend(
         self,
@@ -154,6 +154,7 @@ class Heads:
         *,
         dropout: float = 0.0,
         softmax_fp32: bool = True,
+        eager_fp32: bool = False,
         softcap: bool = False,
         alibi: bool = False,
         explicit_mask: bool = False,
@@ -169,6 +170,7 @@ class Heads:
             head_dim=self.head_dim,
             dropout=dropout,
             softmax_fp32=softmax_fp32,
+            eager_fp32=eager_fp32,
             softcap=softcap,
             alibi=alibi,
             explicit_mask=explicit_mask,

@@ -37,7 +37,8 @@ def gptj(fields: Fields) -> Decoder:
     build.prefix = "attn."
     query, key, value = heads.project(build, normed, bias=False)
     query, key = heads.rotate(build, query, key, rotary_dim=rotary_dim)
-    mixed = heads.attend(build, query, key, value, dropout=fields.probability("attn_pdrop"))
+    dropout = fields.probability("attn_pdrop")
+    mixed = heads.attend(build, query, key, value, dropout=dropout, eager_fp32=True)
     return _decoder(fields, hidden, _finish_block(fields, build, normed, mixed), rotary_dim)
 
 
@@ -62,7 +63,8 @@ def codegen(fields: Fields) -> Decoder:
         query, key, value = parts
     rotated = heads.rotate(build, query, key, rotary_dim=rotary_dim, table=RotaryTable.FP32)
     query, key = (build.copy(one, like=value) for one in rotated)
-    mixed = heads.attend(build, query, key, value, dropout=fields.probability("attn_pdrop"))
+    dropout = fields.probability("attn_pdrop")
+    mixed = heads.attend(build, query, key, value, dropout=dropout, eager_fp32=True)
     return _decoder(fields, hidden, _finish_block(fields, build, normed, mixed), rotary_dim)
 
 
