@@ -11,6 +11,7 @@ from torch import nn
 
 from src.errors import UserError
 from src.measure.options import LoopOptions
+from src.measure.quantised import adapt_like_bitsandbytes, quantise
 from src.spec import Attention, Checkpointing, Finetune, Job, Precision
 
 ATTENTION_IMPLEMENTATIONS = {
@@ -62,7 +63,6 @@ def _config(job: Job) -> Any:
             value=job.model.model_type,
             allowed=f"transformers refuses its config: {reason[:300]}",
         ) from error
-    config.use_cache = False
     if getattr(config, "layerdrop", 0):
         config.layerdrop = 0.0
     return config
@@ -84,7 +84,7 @@ def _check_flash(job: Job, config: Any) -> None:
         )
 
 
-def build_model(job: Job) -> nn.Module:
+def build_model(job: Job, loop: LoopOptions) -> nn.Module:
     """The causal language model of `job` on the meta device, in training mode.
 
     Raises:
@@ -95,6 +95,7 @@ def build_model(job: Job) -> nn.Module:
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     config = _config(job)
+    config.use_cache = loop.use_cache
     _check_flash(job, config)
     implementation = ATTENTION_IMPLEMENTATIONS[job.attention]
     try:
@@ -205,6 +206,9 @@ def add_lora(model: Any, job: Job, loop: LoopOptions) -> nn.Module:
             key="finetune.kind", value="lora", allowed="needs the peft package"
         ) from error
     finetune = job.finetune
+    if loop.nf4:
+        storage = torch.bfloat16 if loop.fsdp1 else torch.uint8
+        quantise(model, compute_dtype=torch.bfloat16, storage_dtype=storage)
     config = peft.LoraConfig(
         r=finetune.r,
         lora_alpha=finetune.alpha,
@@ -227,17 +231,20 @@ def add_lora(model: Any, job: Job, loop: LoopOptions) -> nn.Module:
             value=list(finetune.targets),
             allowed=f"peft refuses them: {str(error).splitlines()[0][:300]}",
         ) from error
+    if loop.nf4:
+        adapt_like_bitsandbytes(wrapped)
     return wrapped.train()
 
 
 def _prepare_for_kbit(model: nn.Module) -> None:
-    """What `prepare_model_for_kbit_training` does to parameters that are not quantised: fp32."""
-    for module in model.modules():
-        for name, parameter in list(module._parameters.items()):
-            half = parameter is not None and parameter.dtype in (torch.float16, torch.bfloat16)
-            if (
-                parameter is not None
-                and half
-                and not getattr(parameter, "is_quantized_4bit", False)
-            ):
-                module._parameters[name] = nn.Parameter(parameter.float(), requires_grad=False)
+    """Norms in fp32: what `prepare_model_for_kbit_training` and TRL after it leave.
+
+    PEFT turns every parameter that is not quantised to fp32; TRL's `peft_module_casting_to_bf16`
+    turns embeddings and the head back.
+    """
+    for name, module in model.named_modules():
+        if "norm" not in name.lower() and not isinstance(module, nn.LayerNorm):
+            continue
+        for key, parameter in list(module._parameters.items()):
+            if parameter is not None and parameter.dtype in (torch.float16, torch.bfloat16):
+                module._parameters[key] = nn.Parameter(parameter.float(), requires_grad=False)

@@ -63,7 +63,9 @@ def check(case: Case) -> None:
             value=step.method,
             allowed="DeepSpeed's engine is not part of the dry run; the formula covers it",
         )
-    check_layout(step)
+    check_layout(step, case.loop)
+    if case.loop.nf4 and not (job.finetune.is_lora and job.precision is Precision.BF16_TRUE):
+        raise UserError(key="loop.nf4", value="true", allowed="with LoRA and bf16-true only")
     if job.attention is Attention.FLASH:
         if step.gpu.compute_capability < (8, 0):
             raise UserError(
@@ -85,7 +87,7 @@ def build(case: Case, *, whole: bool) -> tuple[nn.Module, int]:
         The model, and the number of blocks that it stands for if it was shortened, else 0.
     """
     job, loop = case.step.job, case.loop
-    model = build_model(job)
+    model = build_model(job, loop)
     depth = 0 if whole else shorten(model)
     enable_checkpointing(model, job, loop)
     return add_lora(model, job, loop) if job.finetune.is_lora else model, depth
@@ -101,8 +103,7 @@ def _prepare(
         device.add_buffers(ddp_bucket_bytes(_all_blocks(trainable, blocks, depth)))
     device.watch_gradients(trainable)
     device.set_num_blocks(len(blocks))
-    dtype = autocast_dtype(job.precision)
-    device.trace.vocab_sizes = frozenset({_vocab_size(model)})
+    dtype = torch.bfloat16 if loop.autocast_half_weights else autocast_dtype(job.precision)
     device.trace.num_tokens = step.micro_batch * job.seq_len
     return Training(
         model=model,
@@ -196,6 +197,7 @@ def _run(
     """Two steps; the trace."""
     blocks = find_blocks(model)
     watch_blocks(blocks, entered=device.entered_block, reached=device.reached_block)
+    device.trace.vocab_sizes = frozenset({_vocab_size(model)})
     materialise(model)
     model = apply_method(model, blocks, case, meshes)
     with recorder:

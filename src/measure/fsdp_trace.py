@@ -55,14 +55,41 @@ def _with_gradient_hook(trace: Trace, function: Callable[..., Any]) -> Callable[
     return call
 
 
+def _real_meshes() -> list[tuple[Any, str, Any]]:
+    """Device meshes compute with real tensors of ranks, also where two of them are joined."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.distributed.device_mesh import DeviceMesh
+
+    def outside(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with unset_fake_temporarily():
+                return function(*args, **kwargs)
+
+        return call
+
+    mesh = vars(DeviceMesh)["mesh"]
+    concatenate = getattr(DeviceMesh, "_concatenate", None)
+    found: list[tuple[Any, str, Any]] = [(DeviceMesh, "mesh", property(outside(mesh.fget)))]
+    if concatenate is not None:
+        found.append((DeviceMesh, "_concatenate", staticmethod(outside(concatenate))))
+    return found
+
+
 @contextmanager
 def following_fsdp(trace: Trace) -> Iterator[None]:
     """Within it, `trace` sees what `fully_shard` gathers, frees and sends."""
     package = "torch.distributed.fsdp._fully_shard"
     parameter = importlib.import_module(f"{package}._fsdp_param").FSDPParam
     collectives = importlib.import_module(f"{package}._fsdp_collectives")
+    flat = importlib.import_module("torch.distributed.fsdp._flat_param").FlatParamHandle
     buffers = Owner.COMMUNICATION_BUFFERS
-    replacements: list[tuple[Any, str, Callable[..., Any]]] = [
+    replacements: list[tuple[Any, str, Any]] = [
+        *_real_meshes(),
+        (
+            flat,
+            "init_flat_param_attributes",
+            _owned(trace, Owner.GATHERED_WEIGHTS, flat.init_flat_param_attributes),
+        ),
         (torch.UntypedStorage, "resize_", _resizing(trace)),
         (
             parameter,

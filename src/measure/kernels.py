@@ -132,14 +132,20 @@ class KernelWorkspace:
         return 0, 0
 
 
-def run_as_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_as_cuda(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, num_experts: int = 0
+) -> Any:
     """An operator's results as CUDA returns them.
 
     Layer norm keeps mean and rstd in fp32; `_grouped_mm` takes fp32 and fp16 as well, which its
-    fake implementation refuses.
+    fake implementation refuses; which tokens an expert gets is asked by `nonzero`.
     """
     if func is aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
         return _grouped_mm(*args, **kwargs)
+    if func is aten.nonzero.default and num_experts:
+        # Which tokens an expert gets: as many as every other one.
+        count = max(args[0].numel() // num_experts, 1)
+        return torch.empty((count, args[0].dim()), dtype=torch.int64, device=args[0].device)
     result = func(*args, **kwargs)
     if func is aten.native_layer_norm.default and result[1].dtype in HALF:
         out, mean, rstd = result

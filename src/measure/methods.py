@@ -13,6 +13,8 @@ from torch import nn
 from src.errors import UserError
 from src.measure.build import autocast_dtype
 from src.measure.case import Case
+from src.measure.fsdp1 import wrap_fsdp1
+from src.measure.options import LoopOptions
 from src.measure.tensor_parallel import parallelize
 from src.spec import Method, Step
 from src.units import MIB
@@ -67,7 +69,7 @@ def build_meshes(step: Step, *, device_type: str) -> Meshes:
     )
 
 
-def check_layout(step: Step) -> None:
+def check_layout(step: Step, loop: LoopOptions) -> None:
     """Refuse a layout that does not belong to the method.
 
     Raises:
@@ -82,6 +84,8 @@ def check_layout(step: Step) -> None:
         raise UserError(
             key="layout.shard", value=1, allowed=f"2 or more, a divisor of dp, with method={method}"
         )
+    if loop.fsdp1 and method is not Method.FSDP:
+        raise UserError(key="loop.fsdp1", value="true", allowed="only with method=fsdp")
     if method.has_tensor_parallel and step.job.finetune.is_lora:
         raise UserError(
             key="method", value=method, allowed="adapters are not split; LoRA runs without tp"
@@ -91,14 +95,17 @@ def check_layout(step: Step) -> None:
 def apply_method(
     model: nn.Module, blocks: list[nn.Module], case: Case, meshes: Meshes
 ) -> nn.Module:
-    """`model`, split over the tensor-parallel group and sharded; in place.
+    """`model`, split over the tensor-parallel group and sharded.
 
     `DistributedDataParallel` is not applied here: its reducer runs on real GPUs only.
     """
     if meshes.tensor is not None:
         parallelize(model, blocks, meshes.tensor)
-    if case.step.method.is_fsdp and meshes.data is not None:
-        _fully_shard(model, blocks, case, meshes.data)
+    if not case.step.method.is_fsdp or meshes.data is None:
+        return model
+    if case.loop.fsdp1:
+        return wrap_fsdp1(model, blocks, case, meshes.data)
+    _fully_shard(model, blocks, case, meshes.data)
     return model
 
 

@@ -6,6 +6,7 @@ import importlib
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -79,6 +80,18 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
+def _autocast_asked() -> Iterator[None]:
+    """Libraries that ask whether CUDA's autocast is on are told about the simulated one."""
+    enabled = torch.is_autocast_enabled
+    answers: dict[str, Any] = {
+        "is_autocast_enabled": lambda *kind: enabled(*(kind or ("cpu",))),
+        "get_autocast_gpu_dtype": lambda: torch.get_autocast_dtype("cpu"),
+    }
+    with mock.patch.multiple(torch, **answers):
+        yield
+
+
+@contextmanager
 def _values_known() -> Iterator[None]:
     """Let transformers ask masks whether they are all ones; `Recorder` says yes."""
     utils = importlib.import_module("transformers.utils.import_utils")
@@ -87,6 +100,14 @@ def _values_known() -> Iterator[None]:
         return
     with mock.patch.object(utils, "is_fake_tensor", return_value=False):
         yield
+
+
+def _num_experts(step: Step) -> int:
+    """Routed experts of a block; 0 without."""
+    config = step.job.model.config
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    counts = [count for name in names if isinstance(count := config.get(name), int)]
+    return counts[0] if counts else 0
 
 
 class SimulatedDevice:
@@ -113,12 +134,17 @@ class SimulatedDevice:
     def running(self) -> Iterator[Recorder]:
         """Within it, tensors are fake and operators CUDA's; enter the recorder to follow them."""
         capability = self._step.gpu.compute_capability
-        recorder = Recorder(self.trace, workspace=KernelWorkspace(capability), call=run_as_cuda)
+        recorder = Recorder(
+            self.trace,
+            workspace=KernelWorkspace(capability),
+            call=partial(run_as_cuda, num_experts=_num_experts(self._step)),
+        )
         with ExitStack() as stack:
             stack.enter_context(cuda_semantics(capability))
             stack.enter_context(_host_support())
             stack.enter_context(_quiet())
             stack.enter_context(_values_known())
+            stack.enter_context(_autocast_asked())
             if self._step.method.is_fsdp:
                 stack.enter_context(following_fsdp(self.trace))
             stack.enter_context(FakeTensorMode())
@@ -129,8 +155,12 @@ class SimulatedDevice:
         layers = {id(m): index for index, block in enumerate(blocks) for m in block.modules()}
         for module in model.modules():
             layer = layers.get(id(module), NO_LAYER)
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                if tensor is not None:
+            for tensor in (
+                *module._parameters.values(),
+                *module._buffers.values(),
+                *vars(module).values(),
+            ):
+                if isinstance(tensor, torch.Tensor):
                     self.trace.follow(local_tensor(tensor), Owner.WEIGHTS, layer=layer)
 
     def add_buffers(self, sizes: list[int]) -> None:
