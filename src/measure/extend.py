@@ -109,29 +109,40 @@ def _resolve(entries: list[Entry]) -> list[Entry]:
 
 
 def _sort_frees(entries: list[Entry]) -> list[Entry]:
-    """Consecutive frees outside the blocks, in the order of the blocks that bore them."""
+    """Consecutive frees of storages of every block, in the blocks' order: a chain of their own.
+
+    Such a run inside the first block's stretch of a backward pass is the end of that stretch.
+    """
     out: list[Entry] = []
     run: list[Entry] = []
-
-    def flush() -> None:
-        layers = {entry.block.layer for entry in run} - {NO_LAYER}
-        if len(layers) == RUN_BLOCKS:
-            run.sort(key=lambda entry: entry.block.layer or 0)
-            for entry in run:
-                entry.layer = entry.block.layer
-        out.extend(run)
-        run.clear()
-
+    over: tuple[int, Instant] | None = None
     for entry in entries:
-        if entry.num_bytes < 0 and (entry.layer == NO_LAYER or not _is_timed(entry)):
-            if run and run[-1].instant is not entry.instant:
-                flush()
-            run.append(entry)
-        else:
-            flush()
-            out.append(entry)
-    flush()
+        if run and not _continues(run[-1], entry):
+            over = _flush(run, out) or over
+        if _is_timed(entry) and over == (entry.step, entry.instant):
+            entry.layer = NO_LAYER
+        (run if entry.num_bytes < 0 else out).append(entry)
+    _flush(run, out)
     return out
+
+
+def _continues(last: Entry, entry: Entry) -> bool:
+    same = last.instant is entry.instant and (last.layer == entry.layer or not _is_timed(entry))
+    return entry.num_bytes < 0 and same
+
+
+def _flush(run: list[Entry], out: list[Entry]) -> tuple[int, Instant] | None:
+    """Move `run` to `out`; the window that it ends, if it does."""
+    window = None
+    if len({entry.block.layer for entry in run} - {NO_LAYER, None}) == RUN_BLOCKS:
+        if _is_timed(run[0]) and run[0].layer != NO_LAYER:
+            window = (run[0].step, run[0].instant)
+        run.sort(key=lambda entry: entry.block.layer or 0)
+        for entry in run:
+            entry.layer = entry.block.layer
+    out.extend(run)
+    run.clear()
+    return window
 
 
 def _segments(entries: list[Entry]) -> Iterator[Segment]:

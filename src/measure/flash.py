@@ -38,7 +38,7 @@ def flash_attn_func(
         q, k, v, None, None, q.shape[1], k.shape[1], dropout_p, causal, False,
         scale=softmax_scale if softmax_scale is not None else size**-0.5,
     )[0]  # fmt: skip
-    return out[..., :size]
+    return out[..., :size] if size % 8 else out
 
 
 def flash_attn_varlen_func(
