@@ -37,6 +37,12 @@ def plan(model: nn.Module, blocks: list[nn.Module], degree: int) -> dict[str, st
     Raises:
         UserError: a Linear has no known place, or heads or widths do not divide by `degree`.
     """
+    config: Any = model.config
+    kv_heads = getattr(config, "num_key_value_heads", None)
+    if isinstance(kv_heads, int) and kv_heads % degree:
+        raise UserError(
+            key="tp", value=degree, allowed=f"a divisor of num_key_value_heads={kv_heads}"
+        )
     names = {id(module): name for name, module in model.named_modules()}
     found: dict[str, str] = {}
     for block in blocks:
@@ -93,6 +99,29 @@ def divide_heads(blocks: list[nn.Module], degree: int) -> None:
                 _divide(module, name, degree, required=False)
 
 
+def _divide_alibi(model: nn.Module, degree: int) -> None:
+    """BLOOM computes its position biases once, from the model's own head count."""
+    for module in model.modules():
+        if type(module).__name__ == "BloomModel":
+            _divide(module, "num_heads", degree, required=True)
+
+
+def gathered(name: str, found: dict[str, str], model: nn.Module) -> bool:
+    """Whether a Linear's split dimension is whole outside it.
+
+    So it is, as in transformers' `*_gather_output` plans, for projections that are normed over all
+    heads (OLMo 2's q and k) and for fused ones that the code cuts by position (Phi-3's), and for
+    what follows them.
+    """
+    parent = model.get_submodule(name.rpartition(".")[0])
+    leaves = {path.rsplit(".", 1)[-1] for path in found}
+    if {"qkv_proj", "gate_up_proj"} <= leaves:
+        return True
+    norm = getattr(getattr(parent, "q_norm", None), "weight", None)
+    query = getattr(getattr(parent, "q_proj", None), "weight", None)
+    return norm is not None and query is not None and norm.shape[0] == query.shape[0]
+
+
 def _divide(module: nn.Module, name: str, degree: int, *, required: bool) -> None:
     count = vars(module).get(name)
     if not isinstance(count, int) or isinstance(count, bool):
@@ -105,6 +134,7 @@ def _divide(module: nn.Module, name: str, degree: int, *, required: bool) -> Non
 
 def parallelize(model: nn.Module, blocks: list[nn.Module], mesh: Any) -> None:
     """Split the blocks' Linears over `mesh`; everything else stays whole on every GPU."""
+    from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         ParallelStyle,
@@ -115,12 +145,18 @@ def parallelize(model: nn.Module, blocks: list[nn.Module], mesh: Any) -> None:
     from src.measure.conv1d import ColumnConv1D, RowConv1D
 
     found = plan(model, blocks, mesh.size())
-    divide_heads(blocks, mesh.size())
+    is_whole = {name: gathered(name, found, model) for name in found}
+    if not any(is_whole.values()):
+        divide_heads(blocks, mesh.size())
+        _divide_alibi(model, mesh.size())
     styles: dict[str, ParallelStyle] = {}
     for name, place in found.items():
+        outside = Replicate() if is_whole[name] else Shard(-1)
         plain = isinstance(model.get_submodule(name), nn.Linear)
         if place == "columns":
-            styles[name] = ColwiseParallel() if plain else ColumnConv1D()
+            column = ColwiseParallel if plain else ColumnConv1D
+            styles[name] = column(output_layouts=outside)
         else:
-            styles[name] = RowwiseParallel() if plain else RowConv1D()
+            row = RowwiseParallel if plain else RowConv1D
+            styles[name] = row(input_layouts=outside)
     parallelize_module(model, mesh, styles)

@@ -1,8 +1,8 @@
 """The dry run against published A100-80GB bytes, under the library versions of those runs.
 
-`test_dry_run_published.csv` holds rows of fms-acceleration's benchmark (Apache-2.0; each row has its
-address). They ran torch 2.4.1, transformers 4.48.1 and peft 0.13.2. Name a Python that has those
-transformers and peft (any torch that runs the dry run) in PEAKCAST_PUBLISHED_PYTHON, then
+`test_dry_run_published.csv` holds rows of fms-acceleration's benchmark (Apache-2.0; each row has
+its address). They ran torch 2.4.1, transformers 4.48.1 and peft 0.13.2. Name a Python that has
+those transformers and peft (any torch that runs the dry run) in PEAKCAST_PUBLISHED_PYTHON, then
 `pytest -m slow tests/integration/test_dry_run_published.py -s` prints the table.
 """
 
