@@ -168,10 +168,14 @@ def _eager(
 ) -> Value:
     """`softmax(q @ k.T * scale + mask)` in fp32, back to the computation's dtype, dropout, `@ v`.
 
-    Keeps q and k, the softmax's fp32 result, its half-precision copy, the dropout's mask, and v.
+    Keeps q, k and v laid out head by head (copied so unless they are), the softmax's fp32 result,
+    its half-precision copy, and the dropout's mask.
     """
-    key, value = _repeated(low, heads, key), _repeated(low, heads, value)
     compute = query.dtype_bytes
+    query, key, value = (
+        item if item in low.head_major else low.contiguous(item) for item in (query, key, value)
+    )
+    key, value = _repeated(low, heads, key), _repeated(low, heads, value)
     if op.eager_fp32 and not low.regime.autocast:
         query, key = low.cast(query, FLOAT_BYTES), low.cast(key, FLOAT_BYTES)
     raw = _scores(low, heads, query.dtype_bytes)

@@ -126,14 +126,15 @@ class ModelCounts:
 
     Attributes:
         edges: embeddings, final norm and head: FSDP's root unit.
-        first, last: the first and last block.
+        blocks: every block, in order.
+        blocks_together: all of them.
         largest_block: the block with most parameters.
         all: everything.
     """
 
     edges: Counts
-    first: Counts
-    last: Counts
+    blocks: tuple[Counts, ...]
+    blocks_together: Counts
     largest_block: Counts
     all: Counts
 
@@ -144,7 +145,6 @@ def count_model(
 ) -> ModelCounts:
     """Counts of a model's parts; arguments as in `count_block`."""
     seen: dict[int, Counts] = {}
-    whole: Counts | None = None
     blocks: list[Counts] = []
     for block in decoder.blocks:
         if id(block) not in seen:
@@ -157,13 +157,14 @@ def count_model(
         for part in (decoder.stem, decoder.tail, decoder.head)
     ]
     together = edges[0].plus(edges[1]).plus(edges[2])
-    whole = together
-    for part in seen.values():
-        whole = whole.plus(part.times(sum(1 for block in blocks if block is part)))
+    repeated = [part.times(sum(block is part for block in blocks)) for part in seen.values()]
+    inner = repeated[0]
+    for part in repeated[1:]:
+        inner = inner.plus(part)
     return ModelCounts(
         edges=together,
-        first=blocks[0],
-        last=blocks[-1],
+        blocks=tuple(blocks),
+        blocks_together=inner,
         largest_block=max(blocks, key=lambda part: part.base),
-        all=whole,
+        all=together.plus(inner),
     )

@@ -56,9 +56,14 @@ class LevelModel:
         return self._levels(allocated, self.outside)
 
     def upper(self, allocated: int) -> Levels:
-        """The upper bound of all levels."""
-        return self._levels(
-            round(allocated * (1 + UPPER_ALLOCATED)), round(self.outside * (1 + UPPER_OUTSIDE))
+        """The upper bound of all levels; never below the estimate."""
+        outside = round(self.outside * (1 + UPPER_OUTSIDE))
+        bound = self._levels(round(allocated * (1 + UPPER_ALLOCATED)), outside)
+        estimate = self.estimate(allocated)
+        return Levels(
+            allocated=bound.allocated,
+            reserved=max(bound.reserved, estimate.reserved),
+            device=max(bound.device, estimate.device),
         )
 
     def needed(self, allocated: Any) -> Any:

@@ -145,7 +145,7 @@ class Lowering(Pieces):
         `top_k` copies of each token, balanced; transformers' `grouped_mm` implementation, which is
         not on autocast's list and takes its input to the weights' dtype.
         """
-        routed = self.tape.tensor(op.num_experts, FLOAT_BYTES, requires_grad=router.requires_grad)
+        routed = self.tape.tensor(op.num_experts, FLOAT_BYTES)
         self.tape.record(routed, [router], saved=[routed])
         trained, copies = self.regime.trains_weights, op.top_k
         stacked = op.num_experts * op.intermediate * op.width
@@ -157,7 +157,7 @@ class Lowering(Pieces):
         gate, up = self.tape.view(joint, inner), self.tape.view(joint, inner)
         product = self.multiply(self.activation(op.function, gate), up)
         out = self.product(product, self.stored(stacked, trained=trained), taken.width, 1.0)
-        weights = self.tape.tensor(copies, out.dtype_bytes, requires_grad=routed.requires_grad)
+        weights = self.tape.tensor(copies, out.dtype_bytes)
         self.tape.record(weights, [routed])
         weighted = self.like(out)
         self.tape.record(weighted, [out, weights], saved=[out, weights], temporary=out.size)
@@ -166,7 +166,11 @@ class Lowering(Pieces):
         return self.cast(summed, source.dtype_bytes)
 
     def embed(self, op: Embed) -> Value:
-        """A lookup keeps only its indices; its backward makes a gradient of the whole table."""
+        """A lookup keeps only its indices; its backward makes a gradient of the whole table.
+
+        Frozen under checkpointing, its output is made a leaf (`enable_input_require_grads`), which
+        the graph then holds.
+        """
         bytes_ = self.regime.parameter_bytes
         tokens = op.kind is EmbeddingKind.TOKEN
         table = self.tape.parameter(
@@ -179,6 +183,8 @@ class Lowering(Pieces):
         size = Size(per_position=op.width * bytes_) if positions else None
         out = self.tape.tensor(op.width, bytes_, size=size)
         self.tape.record(out, [table])
+        if tokens and not self.regime.embedding_is_constant and not self.regime.trains_weights:
+            self.tape.keep(out)
         return out
 
 

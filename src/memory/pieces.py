@@ -43,7 +43,6 @@ class Pieces:
             bytes_,
             share=source.share,
             size=size,
-            requires_grad=source.requires_grad,
         )
 
     def cast(self, source: Value, dtype_bytes: int) -> Value:
@@ -93,12 +92,11 @@ class Pieces:
             width,
             operand.dtype_bytes,
             share=share,
-            requires_grad=operand.requires_grad or weight.requires_grad,
         )
         saved = []
-        if weight.requires_grad:
+        if self.tape.needs_gradient(weight):
             saved.append(operand)
-        if operand.requires_grad:
+        if self.tape.needs_gradient(operand):
             saved.append(weight)
         self.tape.record(out, [operand, weight], saved=saved)
         return out
@@ -151,7 +149,7 @@ class Pieces:
 
     def add(self, left: Value, right: Value) -> Value:
         """A sum keeps nothing; its gradient is passed on, cast where a summand is narrower."""
-        wider = left if left.size.at_least(right.size) else right
+        wider = left if left.size.per_token >= right.size.per_token else right
         out = self.like(wider, dtype_bytes=max(left.dtype_bytes, right.dtype_bytes))
         passed = [summand for summand in (left, right) if summand.size == out.size]
         self.tape.record(out, [left, right], passed=passed)

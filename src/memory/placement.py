@@ -87,22 +87,35 @@ class Placement:
         """Gradients of head and final norm (`numel` trained elements) while blocks run backward."""
         return {Term.GRADIENTS: fixed(numel * self.trained_bytes)}
 
+    def gathered_ahead(self) -> Size:
+        """Whole weights alive while the first ones are gathered for the forward pass."""
+        return ZERO
+
     def gathered_forward(self) -> Size:
         """Whole weights alive at the end of the forward pass, where they are sharded."""
         return ZERO
 
-    def gathered_backward(self) -> Size:
-        """Whole weights alive while a block runs backward, where they are sharded."""
+    def gathered_loss(self) -> Size:
+        """Whole weights alive when the backward pass begins."""
+        return self.gathered_forward()
+
+    def gathered_backward(self, index: int) -> Size:
+        """Whole weights alive while block `index` runs backward."""
+        del index
         return ZERO
 
-    def block_buffers(self, *, first: bool) -> Terms:
-        """Communication buffers of neighbouring blocks while an end block runs backward."""
-        del first
+    def gathered_edges(self) -> Size:
+        """Whole weights alive when the embeddings' gradients arrive."""
+        return ZERO
+
+    def neighbour_buffers(self, index: int) -> Terms:
+        """Communication buffers that block `index` leaves behind when the backward pass goes on."""
+        del index
         return {}
 
-    def sync(self) -> list[Terms]:
-        """What reducing gradients adds at the end of the backward pass; alternatives."""
-        return [{}]
+    def sync(self) -> Terms:
+        """What reducing the last gradients adds at the end of the backward pass."""
+        return {}
 
     def step(self) -> Terms:
         """The optimizer's own temporaries.
@@ -168,37 +181,50 @@ class FsdpPlacement(Placement):
         """Whole until the root reduces them after everything else."""
         return {Term.UNSHARDED_GRADIENTS: fixed(numel * self.regime.gradient_bytes)}
 
+    def gathered_ahead(self) -> Size:
+        """Root and first block, each whole and in the buffer that its all-gather filled."""
+        return fixed(2 * (self._whole(self.counts.edges) + self._whole(self.counts.blocks[0])))
+
     def gathered_forward(self) -> Size:
-        """The root, and the last all-gather's buffer, held until the next one; or everything."""
+        """The root (or everything), and the last all-gather's buffer, held until the next one."""
+        held = self._whole(self.counts.blocks[-1])
+        return fixed(self._whole(self._unfreed()) + held)
+
+    def gathered_loss(self) -> Size:
+        """The same; where nothing is gathered again, the held buffer is gone."""
         if self.method is Method.FSDP_GRAD:
             return fixed(self._whole(self.counts.all))
-        return fixed(self._whole(self.counts.edges) + self._whole(self.counts.last))
+        return self.gathered_forward()
 
-    def gathered_backward(self) -> Size:
-        """The root, the block at work, and the next one's all-gather buffer; or everything."""
-        if self.method is Method.FSDP_GRAD:
-            return fixed(self._whole(self.counts.all))
-        return fixed(self._whole(self.counts.edges) + 2 * self._whole(self.counts.largest_block))
+    def _unfreed(self) -> Counts:
+        return self.counts.all if self.method is Method.FSDP_GRAD else self.counts.edges
 
-    def block_buffers(self, *, first: bool) -> Terms:
-        """The reduce-scatter input of the block before is held until this one's turn comes."""
-        if not first:
-            return {}
-        held = self._whole_gradients(self.counts.largest_block)
+    def gathered_backward(self, index: int) -> Size:
+        """The root, the block at work, and the all-gather buffer of the one that comes next.
+
+        Without resharding after the forward pass, every block up to the one at work.
+        """
+        blocks = self.counts.blocks
+        first = 0 if self.method is Method.FSDP_GRAD else max(index - 1, 0)
+        whole = sum(self._whole(part) for part in blocks[first : index + 1])
+        return fixed(self._whole(self.counts.edges) + whole)
+
+    def gathered_edges(self) -> Size:
+        """The root."""
+        return fixed(self._whole(self.counts.edges))
+
+    def neighbour_buffers(self, index: int) -> Terms:
+        """A block's reduce-scatter input is held until the next one's turn comes."""
+        held = self._whole_gradients(self.counts.blocks[index])
         return {Term.COMMUNICATION_BUFFERS: fixed(held)}
 
-    def sync(self) -> list[Terms]:
-        """The root's whole gradients, their reduce-scatter input and its output."""
-        edges = self.counts.edges
-        whole = self._whole_gradients(edges)
-        reduced = whole + edges.trained_shard * (self.regime.gradient_bytes + self.trained_bytes)
-        return [
-            {
-                Term.UNSHARDED_GRADIENTS: fixed(whole),
-                Term.COMMUNICATION_BUFFERS: fixed(reduced),
-                Term.GATHERED_WEIGHTS: fixed(self._whole(edges)),
-            }
-        ]
+    def sync(self) -> Terms:
+        """The root's whole gradients and their copy that the reduce-scatter reads.
+
+        The root's weights have been freed by then.
+        """
+        whole = fixed(self._whole_gradients(self.counts.edges))
+        return {Term.UNSHARDED_GRADIENTS: whole, Term.COMMUNICATION_BUFFERS: whole}
 
     def step(self) -> Terms:
         """Foreach AdamW's copy is as large as the shard."""
@@ -307,7 +333,12 @@ class ZeroPlacement(Placement):
         """See `_live`."""
         return self._live()
 
-    def gathered_backward(self) -> Size:
+    def gathered_backward(self, index: int) -> Size:
+        """See `_live`."""
+        del index
+        return self._live()
+
+    def gathered_edges(self) -> Size:
         """See `_live`."""
         return self._live()
 

@@ -44,6 +44,7 @@ def profile(
     width: int,
     source_bytes: int,
     source_counted: bool,
+    source_trained: bool = True,
     out_bytes: int | None = None,
 ) -> Profile:
     """The profile of blocks that run one after the other.
@@ -54,10 +55,11 @@ def profile(
         width: elements per token of the incoming tensor; 0 for a stem.
         source_bytes: bytes per element of the incoming tensor.
         source_counted: whether the incoming tensor counts as saved here, if it is.
+        source_trained: whether a gradient flows into the incoming tensor.
         out_bytes: bytes per element that the result is cast to; None: as it comes.
     """
     tape = Tape()
-    source = tape.tensor(width, source_bytes, counted=source_counted)
+    source = tape.tensor(width, source_bytes, counted=source_counted, requires_grad=source_trained)
     low = Lowering(regime=regime, tape=tape, hidden_bytes=source_bytes)
     first = low.run(run[0], source)
     out = first
@@ -71,7 +73,7 @@ def profile(
         out=out.size,
         out_bytes=out.dtype_bytes,
         held=ZERO if tape.saves(first) else first.size,
-        saved=tape.saved(),
+        saved=tape.saved(without=out),
         saves_source=tape.saves(source),
         moments=tuple(moments),
         parameter_gradients=gradients,

@@ -16,6 +16,7 @@ class Regime:
     Attributes:
         parameter_bytes: per element of the weights that the forward pass reads.
         compute_bytes: per element of a matrix multiply's operands.
+        block_out_bytes: per element that a block's output is cast to; None: as it comes.
         autocast: whether autocast wraps the forward pass.
         gradient_bytes: per element of a weight's gradient as autograd leaves it.
         kernel: the attention kernel.
@@ -30,6 +31,7 @@ class Regime:
 
     parameter_bytes: int
     compute_bytes: int
+    block_out_bytes: int | None
     autocast: bool
     gradient_bytes: int
     kernel: Kernel
@@ -51,6 +53,11 @@ class Regime:
         """Whether autocast makes half-precision copies of the weights."""
         return self.autocast and self.parameter_bytes != self.compute_bytes
 
+    @property
+    def embedding_is_constant(self) -> bool:
+        """Whether no gradient flows into the embeddings: frozen, no checkpoint that needs one."""
+        return self.finetune.is_lora and self.checkpointing is Checkpointing.NONE
+
 
 def regime_of(
     decoder: Decoder, job: Job, method: Method, layout: Layout, gpu: Gpu, *, masked: bool = False
@@ -58,9 +65,9 @@ def regime_of(
     """The regime of a job under a method, for blocks whose attention is given a mask or not.
 
     `*-mixed` is what Hugging Face's Trainer and accelerate do: fp32 weights under autocast on one
-    GPU, with DDP and with tensor parallelism; half-precision unsharded weights under autocast with
-    FSDP (`MixedPrecisionPolicy(param_dtype)`); half-precision weights without autocast in
-    DeepSpeed, whose fp32 master copy is a term of its own.
+    GPU, with DDP and with tensor parallelism; half-precision unsharded weights, block outputs and
+    reductions under autocast with FSDP (its `MixedPrecisionPolicy`); half-precision weights without
+    autocast in DeepSpeed, whose fp32 master copy is a term of its own.
     """
     precision = job.precision
     parameter_bytes = precision.weight_bytes
@@ -69,6 +76,7 @@ def regime_of(
     return Regime(
         parameter_bytes=parameter_bytes,
         compute_bytes=precision.compute_bytes,
+        block_out_bytes=2 if precision.is_mixed and method.is_fsdp else None,
         autocast=precision.is_mixed and not method.is_zero,
         gradient_bytes=parameter_bytes,
         kernel=choose_kernel(decoder, job, gpu, masked=masked),

@@ -17,6 +17,15 @@ from src.memory.terms import Term
 Terms = dict[Term, Size]
 
 
+def merged(*parts: Terms) -> Terms:
+    """Terms added up."""
+    terms: Terms = {}
+    for part in parts:
+        for term, size in part.items():
+            terms[term] = terms[term].plus(size) if term in terms else size
+    return terms
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Value:
     """A tensor of the forward pass.
@@ -67,6 +76,8 @@ class Tape:
     _sizes: list[Size] = field(default_factory=list)
     _terms: list[Term] = field(default_factory=list)
     _nodes: list[_Node] = field(default_factory=list)
+    _constants: set[Value] = field(default_factory=set)
+    _kept: set[int] = field(default_factory=set)
 
     def tensor(
         self,
@@ -127,7 +138,6 @@ class Tape:
             dtype_bytes=source.dtype_bytes,
             share=source.share,
             storage=source.storage,
-            requires_grad=source.requires_grad,
         )
         self.record(value, [source], passed=[source], is_part=value.size != source.size)
         return value
@@ -152,12 +162,14 @@ class Tape:
             is_part: whether the output is a part of the one input.
             temporary: bytes its backward allocates and frees besides the inputs' gradients.
         """
-        if not any(value.requires_grad for value in inputs):
+        differentiable = tuple(value for value in inputs if self.needs_gradient(value))
+        if not differentiable:
+            self._constants.add(out)
             return
         self._nodes.append(
             _Node(
                 out,
-                tuple(value for value in inputs if value.requires_grad),
+                differentiable,
                 frozenset(value.storage for value in saved),
                 frozenset(passed),
                 is_part,
@@ -165,10 +177,22 @@ class Tape:
             )
         )
 
-    def saved(self) -> Terms:
-        """Everything kept for the backward pass, by term; each storage once."""
+    def needs_gradient(self, value: Value) -> bool:
+        """Whether a gradient flows into a value: it or something it came from is trained."""
+        return value.requires_grad and value not in self._constants
+
+    def keep(self, value: Value) -> None:
+        """Keep a tensor to the end of the backward pass, whether or not a node saves it."""
+        self._kept.add(value.storage)
+
+    def saved(self, *, without: Value) -> Terms:
+        """Everything kept for the backward pass, by term; each storage once.
+
+        Args:
+            without: a tensor that was only kept by `keep` is left out where it is this one.
+        """
         kept = {storage for node in self._nodes for storage in node.saved}
-        return self._by_term(kept)
+        return self._by_term(kept | (self._kept - {without.storage}))
 
     def saves(self, value: Value) -> bool:
         """Whether the storage of `value` is kept."""

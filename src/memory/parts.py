@@ -1,0 +1,136 @@
+"""What a ledger is put together from: profiles, placement, counts and static terms of one job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from src.architecture import Decoder, describe
+from src.memory.counts import ModelCounts, count_model
+from src.memory.placement import Placement, place
+from src.memory.profile import Profile, profile
+from src.memory.regime import Regime, regime_of
+from src.memory.size import fixed, per_token
+from src.memory.tape import Terms, merged
+from src.memory.terms import Term
+from src.spec import Checkpointing, Gpu, Job, Layout, Method
+
+FLOAT_BYTES = 4
+INPUT_BYTES_PER_TOKEN = 3 * 8
+"""Token ids, labels and attention mask, int64, as the Trainer puts them on the GPU."""
+
+WORKSPACE_BYTES = 8_519_680
+WORKSPACE_BYTES_HOPPER = 32 * 1024**2
+"""cuBLAS workspace per handle and stream (ATen/cuda/CublasHandlePool.cpp)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Everything that columns are put together from."""
+
+    decoder: Decoder
+    regime: Regime
+    placement: Placement
+    counts: ModelCounts
+    stem: Profile
+    blocks: tuple[Profile, ...]
+    masked: bool
+    head: Profile
+    static: Terms
+
+    @property
+    def checkpointed(self) -> bool:
+        """Whether blocks are recomputed."""
+        return self.regime.checkpointing is Checkpointing.FULL
+
+    @property
+    def tied_head(self) -> float:
+        """Elements of the head's gradient that no parameter of the head accounts for."""
+        lm_head = self.decoder.lm_head
+        trained = self.regime.trains_weights and lm_head.tied
+        return lm_head.width * lm_head.in_features if trained else 0
+
+
+def parts_of(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Parts:
+    """Everything that follows from a job under a method.
+
+    Raises:
+        UserError: the config or the attention implementation is impossible.
+    """
+    decoder = describe(job.model)
+    regime = regime_of(decoder, job, method, layout, gpu)
+    counts = count_model(
+        decoder,
+        finetune=job.finetune,
+        tp=layout.tp,
+        shard=layout.shard,
+        threshold=job.zero.param_persistence_threshold,
+    )
+    placement = place(job, method, layout, regime, counts)
+    stem = profile(
+        (decoder.stem,),
+        regime,
+        width=0,
+        source_bytes=regime.parameter_bytes,
+        source_counted=False,
+    )
+    masked = regime_of(decoder, job, method, layout, gpu, masked=True)
+    regimes = tuple(
+        masked if window is not None and job.seq_len >= window else regime
+        for window in decoder.windows or (None,) * decoder.num_layers
+    )
+    blocks, stream = _block_profiles(decoder, regimes, stem.out_bytes)
+    head = profile(
+        (decoder.tail, decoder.head),
+        replace(regime, tp=1),
+        width=decoder.hidden_size,
+        source_bytes=stream,
+        source_counted=True,
+        out_bytes=loss_bytes(decoder, regime),
+    )
+    workspace = WORKSPACE_BYTES_HOPPER if gpu.compute_capability >= (9, 0) else WORKSPACE_BYTES
+    static = merged(
+        placement.static(),
+        {
+            Term.WEIGHTS: fixed(decoder.buffer_bytes),
+            Term.INPUTS: per_token(INPUT_BYTES_PER_TOKEN),
+            Term.WORKSPACES: fixed(2 * workspace),
+        },
+    )
+    return Parts(
+        decoder=decoder,
+        regime=regime,
+        placement=placement,
+        counts=counts,
+        stem=stem,
+        blocks=blocks,
+        masked=masked in regimes,
+        head=head,
+        static=static,
+    )
+
+
+def _block_profiles(
+    decoder: Decoder, regimes: tuple[Regime, ...], source_bytes: int
+) -> tuple[tuple[Profile, ...], int]:
+    """Profiles of all blocks, and bytes per element of the last one's output."""
+    profiles: list[Profile] = []
+    stream = source_bytes
+    for block, regime in zip(decoder.blocks, regimes, strict=True):
+        found = profile(
+            (block,),
+            regime,
+            width=decoder.hidden_size,
+            source_bytes=stream,
+            source_counted=regime.checkpointing is not Checkpointing.FULL,
+            source_trained=bool(profiles) or not regime.embedding_is_constant,
+            out_bytes=regime.block_out_bytes,
+        )
+        profiles.append(found)
+        stream = found.out_bytes
+    return tuple(profiles), stream
+
+
+def loss_bytes(decoder: Decoder, regime: Regime) -> int:
+    """Bytes per element of the loss: fp32 where the family or autocast upcasts."""
+    upcast = decoder.loss_upcast or regime.autocast
+    return FLOAT_BYTES if upcast else regime.compute_bytes
