@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from src.errors import UserError
+from src.measure.assumptions import assumptions
 from src.measure.blocks import find_blocks, shorten
 from src.measure.build import add_lora, autocast_dtype, build_model, enable_checkpointing
 from src.measure.case import Case
@@ -212,7 +213,9 @@ def _run(
 
 
 def _result(case: Case, entries: list[Entry]) -> DryRunResult:
-    result = summarize(entries, step=MEASURED_STEP, versions=library_versions(), notes=())
+    result = summarize(
+        entries, step=MEASURED_STEP, versions=library_versions(), notes=assumptions(case)
+    )
     reservation = reserve(
         result.events,
         gpu=case.step.gpu,

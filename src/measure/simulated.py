@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from src.measure.assumptions import num_experts
 from src.measure.cuda_semantics import cuda_semantics
 from src.measure.events import Instant, Owner
 from src.measure.flash import simulated_flash_attention
@@ -102,14 +103,6 @@ def _values_known() -> Iterator[None]:
         yield
 
 
-def _num_experts(step: Step) -> int:
-    """Routed experts of a block; 0 without."""
-    config = step.job.model.config
-    names = ("num_local_experts", "num_experts", "n_routed_experts")
-    counts = [count for name in names if isinstance(count := config.get(name), int)]
-    return counts[0] if counts else 0
-
-
 class SimulatedDevice:
     """A GPU that only its allocations exist of.
 
@@ -137,7 +130,7 @@ class SimulatedDevice:
         recorder = Recorder(
             self.trace,
             workspace=KernelWorkspace(capability),
-            call=partial(run_as_cuda, num_experts=_num_experts(self._step)),
+            call=partial(run_as_cuda, num_experts=num_experts(self._step.job.model.config)),
         )
         with ExitStack() as stack:
             stack.enter_context(cuda_semantics(capability))

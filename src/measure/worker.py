@@ -8,15 +8,19 @@ Case (every key but `model` has a default; unknown keys are refused):
      "precision": "bf16-mixed|bf16-true|fp16-mixed|fp32",
      "optimizer": "adamw|adamw-fused|sgd|sgd-momentum",
      "checkpointing": "full|none", "attention": "flash|sdpa|eager", "loss": "standard",
-     "method": "single", "layout": {"dp": 1, "tp": 1, "shard": 1},
+     "method": "single|ddp|fsdp|fsdp-grad|tp|ddp+tp|fsdp+tp",
+     "layout": {"dp": 1, "tp": 1, "shard": 1},
      "gpu": {"sku": "a100-80gb", "compute_capability": [8, 0], "usable_gib": 79.25, ...},
      "loop": {"max_grad_norm": 1.0, "reentrant_checkpointing": false, "hold_outputs": false, ...}}
 
 `gpu` holds fields of `src.spec.Gpu` that differ from an A100-80GB; `loop` fields of `LoopOptions`.
+FSDP needs `layout.shard` (a divisor of `dp`; fewer than `dp`: hybrid sharding).
 
-Row: `DryRunResult.to_json()`: `outcome`, `source` (always "simulated"), `level`, `peak_bytes`,
+Row: `DryRunResult.to_json()`. `outcome` ("ok", or "oom": the step does not fit on the GPU; the
+bytes are still those that it needs), `source` (always "simulated"), `level`, `peak_bytes`,
 `peak_instant`, `instant_peaks`, `ledger` (instant -> owner -> bytes), `after_step_bytes`,
-`num_events`, `versions`, `notes`. Exit 0. Wrong input: one line on stderr, exit 1.
+`num_events`, `versions`, `reservation` (`reserved_bytes`, `device_bytes`, `oom_message`, ...),
+`notes`. Exit 0. Wrong input, or a model whose code cannot be simulated: one line on stderr, exit 1.
 """
 
 from __future__ import annotations
