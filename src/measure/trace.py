@@ -229,6 +229,18 @@ class Trace:
         return all(view() is None or view() is tensor for view in views)
 
 
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether every element has a place of its own and they leave no gaps."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
 def _called_by_engine() -> bool:
     """Whether the nearest Python caller of the operator is the call that started the engine."""
     frame: FrameType | None = sys._getframe(2)
@@ -253,6 +265,7 @@ def _is_engine_accumulation(func: Any, args: tuple[Any, ...], trace: Trace) -> b
         and mine.shape == other.shape
         and mine.dtype == other.dtype
         and mine.dim() > 0
+        and _is_dense(mine)
         and mine._use_count() <= ENGINE_ADD_REFERENCES
         and trace.is_sole_view(mine)
     )
