@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from src.architecture.ops import Attention, Embed, Linear, Op, Parameter
+from src.architecture.ops import Attention, Embed, Experts, Linear, Op, Parameter
 from src.spec import Attention as AttentionChoice
 
 
@@ -99,6 +99,11 @@ class Decoder:
         return next(
             op for op in self.head.ops if isinstance(op, Linear) and op.width == self.vocab_size
         )
+
+    @cached_property
+    def has_experts(self) -> bool:
+        """Whether any block routes tokens to experts."""
+        return any(isinstance(op, Experts) for block in self.blocks for op in block.ops)
 
     @cached_property
     def token_embedding(self) -> Embed:

@@ -18,8 +18,13 @@ class Candidate:
 
 
 def tensor_parallel_degrees(decoder: Decoder, cluster: Cluster) -> tuple[int, ...]:
-    """Degrees above 1 that divide the GPUs, the heads and the key/value heads and fit a node."""
+    """Degrees above 1 that divide the GPUs, the heads and the key/value heads and fit a node.
+
+    None for a mixture of experts: how its stacked experts are split is not in the formula.
+    """
     heads = decoder.attention
+    if decoder.has_experts:
+        return ()
     return tuple(
         degree
         for degree in range(2, cluster.node_size + 1)
@@ -41,7 +46,7 @@ def candidates(request: Request, decoder: Decoder) -> tuple[Candidate, ...]:
     for method in request.methods or _every_method(request):
         mine = _layouts(method, request.cluster.num_gpus, degrees)
         if request.methods:
-            _refuse(request, method, possible=bool(mine), degrees=degrees)
+            _refuse(request, decoder, method, possible=bool(mine), degrees=degrees)
         found += [Candidate(method=method, layout=layout) for layout in mine]
     if not found:
         raise UserError(
@@ -107,7 +112,14 @@ def _layouts(method: Method, num_gpus: int, degrees: tuple[int, ...]) -> tuple[L
     return (Layout(dp=num_gpus, shard=1 if method is Method.DDP else num_gpus),)
 
 
-def _refuse(request: Request, method: Method, *, possible: bool, degrees: tuple[int, ...]) -> None:
+def _refuse(
+    request: Request,
+    decoder: Decoder,
+    method: Method,
+    *,
+    possible: bool,
+    degrees: tuple[int, ...],
+) -> None:
     """Raise UserError for a method that was asked for and cannot run."""
     num_gpus = request.cluster.num_gpus
     if method.is_zero and request.job.precision is Precision.BF16_TRUE:
@@ -119,6 +131,8 @@ def _refuse(request: Request, method: Method, *, possible: bool, degrees: tuple[
         allowed = f"runs on one GPU; gpus=1 instead of gpus={num_gpus}"
     elif num_gpus == 1:
         allowed = "needs 2 GPUs or more; method=single on one"
+    elif decoder.has_experts:
+        allowed = "tensor parallelism of a mixture of experts is not known to the formula"
     elif not degrees:
         allowed = f"no tensor-parallel degree divides the model's heads on gpus={num_gpus}"
     elif method is Method.TP:
