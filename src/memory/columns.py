@@ -243,11 +243,10 @@ def _embedding_backward(parts: Parts) -> list[Column]:
 
 def _gradient_sync(parts: Parts) -> list[Column]:
     """All gradients, and what reducing the last of them needs."""
-    placement, counts = parts.placement, parts.counts
-    extra = placement.sync()
-    reduced = counts.all if Term.UNSHARDED_GRADIENTS not in extra else counts.blocks_together
-    kept = {Term.GRADIENTS: fixed(placement.kept_gradients(reduced))}
-    return [_column(Instant.GRADIENT_SYNC, parts.static, placement.backward_buffers(), kept, extra)]
+    return [
+        _column(Instant.GRADIENT_SYNC, parts.static, parts.placement.backward_buffers(), terms)
+        for terms in parts.placement.sync()
+    ]
 
 
 def _optimizer_step(parts: Parts) -> list[Column]:

@@ -113,9 +113,9 @@ class Placement:
         del index
         return {}
 
-    def sync(self) -> Terms:
-        """What reducing the last gradients adds at the end of the backward pass."""
-        return {}
+    def sync(self) -> tuple[Terms, ...]:
+        """Gradients and buffers while the last gradients are reduced; alternatives."""
+        return ({Term.GRADIENTS: fixed(self.kept_gradients(self.counts.all))},)
 
     def step(self) -> Terms:
         """The optimizer's own temporaries.
@@ -218,13 +218,27 @@ class FsdpPlacement(Placement):
         held = self._whole_gradients(self.counts.blocks[index])
         return {Term.COMMUNICATION_BUFFERS: fixed(held)}
 
-    def sync(self) -> Terms:
-        """The root's whole gradients and their copy that the reduce-scatter reads.
+    def sync(self) -> tuple[Terms, ...]:
+        """The root's whole gradients and their copy that the reduce-scatter reads; its output then.
 
-        The root's weights have been freed by then.
+        The output arrives in the dtype of the reduction and is cast to the stored one. The root's
+        weights have been freed by then.
         """
-        whole = fixed(self._whole_gradients(self.counts.edges))
-        return {Term.UNSHARDED_GRADIENTS: whole, Term.COMMUNICATION_BUFFERS: whole}
+        edges = self.counts.edges
+        whole = self._whole_gradients(edges)
+        reduced = edges.trained_shard * self.regime.gradient_bytes
+        blocks = fixed(self.kept_gradients(self.counts.blocks_together))
+        return (
+            {
+                Term.GRADIENTS: blocks,
+                Term.UNSHARDED_GRADIENTS: fixed(whole),
+                Term.COMMUNICATION_BUFFERS: fixed(whole),
+            },
+            {
+                Term.GRADIENTS: fixed(self.kept_gradients(self.counts.all)),
+                Term.COMMUNICATION_BUFFERS: fixed(whole + reduced),
+            },
+        )
 
     def step(self) -> Terms:
         """Foreach AdamW's copy is as large as the shard."""
