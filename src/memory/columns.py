@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from src.architecture import describe
 from src.memory.kernels import Kernel
 from src.memory.parts import FLOAT_BYTES, Parts, loss_bytes, parts_of
 from src.memory.size import Size, fixed, per_score, per_token, total
@@ -21,7 +23,6 @@ class Column(NamedTuple):
     size: Size
 
 
-@lru_cache(maxsize=4096)
 def columns(job: Job, method: Method, layout: Layout, gpu: Gpu) -> tuple[Column, ...]:
     """Every column that is an instant's largest at some shape, in the order of instants.
 
@@ -31,6 +32,20 @@ def columns(job: Job, method: Method, layout: Layout, gpu: Gpu) -> tuple[Column,
     Raises:
         UserError: the config or the attention implementation is impossible.
     """
+    return _columns(_canonical(job), method, layout, gpu)
+
+
+def _canonical(job: Job) -> Job:
+    """The job with the shortest sequence that passes the same sliding windows."""
+    windows = describe(job.model).windows
+    shortest = max(
+        (window for window in windows if window is not None and window <= job.seq_len), default=1
+    )
+    return job if job.seq_len == shortest else replace(job, seq_len=shortest)
+
+
+@lru_cache(maxsize=4096)
+def _columns(job: Job, method: Method, layout: Layout, gpu: Gpu) -> tuple[Column, ...]:
     parts = parts_of(job, method, layout, gpu)
     found = [
         *_load(parts),

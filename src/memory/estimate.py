@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from src.memory.columns import columns
+from src.memory.columns import Column, columns
 from src.memory.levels import level_model
 from src.memory.size import Shape
 from src.memory.terms import Instant, Term
@@ -45,14 +45,17 @@ def ledger_of(step: Step) -> dict[Instant, dict[Term, int]]:
         UserError: the config or the attention implementation is impossible.
     """
     shape = Shape.of(step.micro_batch, step.job.seq_len)
-    largest: dict[Instant, tuple[float, dict[Term, int]]] = {}
+    largest: dict[Instant, tuple[float, Column]] = {}
     for column in columns(step.job, step.method, step.layout, step.gpu):
         size = column.size.at(shape)
-        if column.instant in largest and largest[column.instant][0] >= size:
-            continue
-        cells = {term: round(cell.at(shape)) for term, cell in column.terms.items()}
-        largest[column.instant] = (size, {term: cell for term, cell in cells.items() if cell})
-    return {instant: cells for instant, (_, cells) in largest.items()}
+        if column.instant not in largest or largest[column.instant][0] < size:
+            largest[column.instant] = (size, column)
+    return {
+        instant: {
+            term: cell for term, size in column.terms.items() if (cell := round(size.at(shape)))
+        }
+        for instant, (_, column) in largest.items()
+    }
 
 
 def peak_allocated(
