@@ -46,14 +46,17 @@ def choose_sdpa_kernel(
 ) -> SdpaKernel:
     """The kernel that PyTorch picks on CUDA (aten/native/transformers/cuda/sdp_utils.cpp).
 
-    Flash: half precision, no mask, equal head sizes up to 256, compute capability 8.0. Memory
-    efficient: any of the three dtypes (bf16 from 8.0 on), no grouped heads. Otherwise the
+    Both fused kernels want as many key as query heads, unless grouping is asked for, which falcon
+    does not. Flash: half precision, no mask, equal head sizes up to 256, compute capability 8.0.
+    Memory efficient: any of the three dtypes (bf16 from 8.0 on), no grouped heads. Otherwise the
     composite. cuDNN's kernel, which recent versions prefer on Hopper, keeps the same tensors as
     flash.
     """
     ampere = compute_capability >= (8, 0)
     half = query.dtype in HALF
     same_head_size = query.shape[-1] == value.shape[-1]
+    if query.shape[1] != key.shape[1] and not enable_gqa:
+        return SdpaKernel.MATH
     if half and ampere and not has_mask and same_head_size and query.shape[-1] <= 256:
         return SdpaKernel.FLASH
     grouped = enable_gqa and query.shape[1] != key.shape[1]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -84,15 +85,34 @@ def compute_loss(
     return loss, kept
 
 
+@contextmanager
+def reducing(model: nn.Module, *, on: bool) -> Iterator[None]:
+    """Whether sharded gradients are reduced in this micro step (accelerate's `no_sync`).
+
+    Until the last micro step FSDP keeps whole gradients. Others have nothing to switch: replicas
+    are one process here.
+    """
+    switch = getattr(model, "set_requires_gradient_sync", None)
+    if switch is not None:
+        switch(on)
+        yield
+    elif not on and hasattr(model, "no_sync"):
+        with model.no_sync():  # type: ignore[operator]
+            yield
+    else:
+        yield
+
+
 def run_step(training: Training, observer: Observer) -> None:
     """One optimizer step; all its micro batches are on the device from the start."""
     observer.enters(Instant.FORWARD_END)
     batches = [training.make_batch() for _ in range(training.grad_accum)]
-    for batch in batches:
+    for number, batch in enumerate(batches, start=1):
         observer.enters(Instant.FORWARD_END)
-        loss, kept = compute_loss(training, batch)
-        observer.enters(Instant.LOSS_BACKWARD)
-        loss.backward()  # type: ignore[no-untyped-call]
+        with reducing(training.model, on=number == training.grad_accum):
+            loss, kept = compute_loss(training, batch)
+            observer.enters(Instant.LOSS_BACKWARD)
+            loss.backward()  # type: ignore[no-untyped-call]
         loss = loss.detach()
         del kept
     observer.enters(Instant.GRADIENT_SYNC)

@@ -168,6 +168,8 @@ class Lowering(Pieces):
     def embed(self, op: Embed) -> Value:
         """A lookup keeps only its indices; its backward makes a gradient of the whole table.
 
+        Tied to the head, both gradients are added; into a third tensor where the head's is the
+        transposed view that its matrix multiply gave (autocast's cast back makes it a plain one).
         Frozen under checkpointing, its output is made a leaf (`enable_input_require_grads`), which
         the graph then holds.
         """
@@ -182,7 +184,8 @@ class Lowering(Pieces):
         positions = op.kind is EmbeddingKind.POSITION
         size = Size(per_position=op.width * bytes_) if positions else None
         out = self.tape.tensor(op.width, bytes_, size=size)
-        self.tape.record(out, [table])
+        separate = tokens and self.regime.tied and not self.regime.casts_weights
+        self.tape.record(out, [table], temporary=table.size if separate else ZERO)
         if tokens and not self.regime.embedding_is_constant and not self.regime.trains_weights:
             self.tape.keep(out)
         return out

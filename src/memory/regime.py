@@ -8,6 +8,9 @@ from src.architecture import Decoder
 from src.memory.kernels import Kernel, choose_kernel
 from src.spec import Checkpointing, Finetune, Gpu, Job, Layout, Method, Precision
 
+_FRESH_GRADIENTS = (Method.ZERO2, Method.ZERO3)
+"""Each micro step's gradients are tensors of their own; so are FSDP's, block by block."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Regime:
@@ -83,7 +86,7 @@ def regime_of(
         finetune=job.finetune,
         adapter_bytes=adapter_bytes(precision, method),
         tp=layout.tp,
-        accumulates=job.grad_accum > 1 and method not in (Method.ZERO2, Method.ZERO3),
+        accumulates=job.grad_accum > 1 and method not in _FRESH_GRADIENTS and not method.is_fsdp,
         tied=decoder.lm_head.tied,
         masked=masked,
         checkpointing=job.checkpointing,
