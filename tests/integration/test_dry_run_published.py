@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 PYTHON = os.environ.get("PEAKCAST_PUBLISHED_PYTHON")
-ROWS = list(csv.DictReader(Path(__file__).with_suffix(".csv").open()))
+ROWS = list(csv.DictReader(Path(__file__).with_suffix(".csv").read_text().splitlines()))
 MISTRAL = {
     "vocab_size": 32000,
     "hidden_size": 4096,
