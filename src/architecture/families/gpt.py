@@ -168,8 +168,8 @@ def _gpt_neo_block(fields: Fields, hidden: int) -> Block:
     normed = layer_norm(build, "ln_1", "x")
     build.prefix = "attn.attention."
     query, key, value = heads.project(build, normed, bias=False)
-    dropout = fields.probability("attention_dropout")
-    mixed = heads.attend(build, query, key, value, dropout=dropout, eager_fp32=True)
+    weights_dropout = fields.probability("attention_dropout")
+    mixed = heads.attend(build, query, key, value, dropout=weights_dropout, eager_fp32=True)
     attended = attention_output(build, "out_proj", mixed, hidden, bias=True)
     build.prefix = ""
     middle = build.add(build.dropout(attended, dropout), "x")
