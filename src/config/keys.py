@@ -101,7 +101,6 @@ KEYS: dict[str, Key] = {
     "loss": _choice(Loss, "how the loss is computed"),
     "estimator": _choice(EstimatorKind, "who answers"),
     "zero.reduce_bucket_size": Key(allowed="elements, 1 or more", meaning="DeepSpeed"),
-    "zero.allgather_bucket_size": Key(allowed="elements, 1 or more", meaning="DeepSpeed"),
     "zero.prefetch_bucket_size": Key(allowed=_ELEMENTS, meaning="stage 3"),
     "zero.param_persistence_threshold": Key(allowed=_ELEMENTS, meaning="stage 3"),
     "zero.max_live_parameters": Key(allowed=_ELEMENTS, meaning="stage 3"),

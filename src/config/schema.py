@@ -29,7 +29,6 @@ class ZeroConfig:
     """DeepSpeed's buffer sizes in elements."""
 
     reduce_bucket_size: int = MISSING
-    allgather_bucket_size: int = MISSING
     prefetch_bucket_size: int = MISSING
     param_persistence_threshold: int = MISSING
     max_live_parameters: int = MISSING

@@ -64,21 +64,18 @@ class ZeroBuffers:
 
     Attributes:
         reduce_bucket_size: gradients reduced at once.
-        allgather_bucket_size: parameters gathered at once (stages 1 and 2).
         prefetch_bucket_size: parameters fetched ahead (stage 3).
         param_persistence_threshold: parameters smaller than this stay whole (stage 3).
         max_live_parameters: parameters whole at once before any is released (stage 3).
     """
 
     reduce_bucket_size: int = 500_000_000
-    allgather_bucket_size: int = 500_000_000
     prefetch_bucket_size: int = 50_000_000
     param_persistence_threshold: int = 100_000
     max_live_parameters: int = 1_000_000_000
 
     def __post_init__(self) -> None:
         require_positive("zero.reduce_bucket_size", self.reduce_bucket_size)
-        require_positive("zero.allgather_bucket_size", self.allgather_bucket_size)
         for key in ("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters"):
             if getattr(self, key) < 0:
                 raise UserError(
