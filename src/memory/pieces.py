@@ -141,10 +141,11 @@ class Pieces:
         return self.multiply(half, shifted)
 
     def multiply(self, left: Value, right: Value) -> Value:
-        """A product keeps both factors."""
-        wider = left if left.dtype_bytes >= right.dtype_bytes else right
+        """A product keeps both factors; gradients come in its dtype, then in the narrower one."""
+        wider, other = (left, right) if left.dtype_bytes >= right.dtype_bytes else (right, left)
         out = self.like(wider)
-        self.tape.record(out, [left, right], saved=[left, right])
+        before_cast = other.size.times(wider.dtype_bytes / other.dtype_bytes - 1)
+        self.tape.record(out, [left, right], saved=[left, right], temporary=before_cast)
         return out
 
     def add(self, left: Value, right: Value) -> Value:
