@@ -9,7 +9,7 @@ from typing import NamedTuple
 from src.architecture import describe
 from src.memory.kernels import Kernel
 from src.memory.parts import FLOAT_BYTES, Parts, loss_bytes, parts_of
-from src.memory.size import Size, fixed, per_score, per_token, total
+from src.memory.size import Size, fixed, per_score, per_token, total, undominated
 from src.memory.tape import Terms, merged
 from src.memory.terms import Instant, Term
 from src.spec import Gpu, Job, Layout, Method
@@ -56,16 +56,10 @@ def _columns(job: Job, method: Method, layout: Layout, gpu: Gpu) -> tuple[Column
         *_gradient_sync(parts),
         *_optimizer_step(parts),
     ]
-    kept: list[Column] = []
-    for instant in Instant:
-        mine = [column for column in found if column.instant is instant]
-        mine.sort(key=lambda column: column.size, reverse=True)
-        undominated: list[Column] = []
-        for column in mine:
-            if not any(other.size.at_least(column.size) for other in undominated):
-                undominated.append(column)
-        kept += undominated
-    return tuple(kept)
+    by_instant = [
+        undominated(column for column in found if column.instant is instant) for instant in Instant
+    ]
+    return tuple(column for kept in by_instant for column in kept)
 
 
 def _column(instant: Instant, *terms: Terms) -> Column:

@@ -5,10 +5,8 @@ Letters: B micro batch, S sequence length, S128 the sequence rounded up to 128.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
-
-Number = TypeVar("Number", int, Any)
-"""An int, or a numpy array of whole numbers: every term is plain arithmetic."""
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 
 class Size(NamedTuple):
@@ -80,7 +78,28 @@ def per_score(num_bytes: float) -> Size:
     return Size(per_score=num_bytes)
 
 
-def total(sizes: Any) -> Size:
+class Sized(Protocol):
+    """Anything that has a size."""
+
+    @property
+    def size(self) -> Size:
+        """Its bytes."""
+        ...
+
+
+SizedT = TypeVar("SizedT", bound=Sized)
+
+
+def undominated(items: Iterable[SizedT]) -> list[SizedT]:
+    """Those items that no other one is at least as large as at every shape, largest first."""
+    kept: list[SizedT] = []
+    for item in sorted(items, key=lambda item: item.size, reverse=True):
+        if not any(other.size.at_least(item.size) for other in kept):
+            kept.append(item)
+    return kept
+
+
+def total(sizes: Iterable[Size]) -> Size:
     """The sum of any number of sizes."""
     result = ZERO
     for size in sizes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from src.memory.size import ZERO, Size, total
+from src.memory.size import ZERO, Size, total, undominated
 from src.memory.terms import Term
 
 Terms = dict[Term, Size]
@@ -226,15 +226,6 @@ class Tape:
                 terms[Term.UNSHARDED_GRADIENTS] = settled
             moments.append(Moment(terms=terms, size=total(terms.values())))
         return undominated(moments), walk.parameter_gradients
-
-
-def undominated(moments: list[Moment]) -> list[Moment]:
-    """Those moments that no other one is at least as large as at every shape."""
-    kept: list[Moment] = []
-    for moment in sorted(moments, key=lambda item: item.size, reverse=True):
-        if not any(other.size.at_least(moment.size) for other in kept):
-            kept.append(moment)
-    return kept
 
 
 class _Walk:
