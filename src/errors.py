@@ -22,6 +22,10 @@ class UserError(Exception):
         self.allowed = allowed
 
 
+class NotCoveredError(UserError):
+    """The estimator does not cover this step; another may, and it may cover other methods."""
+
+
 def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
     """Names of `known` that look like `name`, best first, at most `count`; case is ignored."""
     by_folded = {candidate.casefold(): candidate for candidate in known}

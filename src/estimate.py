@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Any
 
 from src.config import (
     EXIT_NOTHING_FITS,
     EXIT_OK,
-    Question,
+    answering,
     compose_arguments,
     compose_keywords,
     emit,
@@ -20,9 +19,8 @@ from src.config import (
     to_request,
 )
 from src.errors import UserError
-from src.plan import compare
 from src.plan.result import Report
-from src.report import render, render_listing, write_plot
+from src.report import progress_bar, render, render_listing, write_plot
 
 
 def estimate(**keys: Any) -> Report:
@@ -34,17 +32,12 @@ def estimate(**keys: Any) -> Report:
     Raises:
         UserError: a key or a value is not allowed.
     """
-    for key in ("format", "plot", "list"):
+    for key in ("format", "plot", "snapshot", "list"):
         if key in keys:
             allowed = "for the command line only; src.report renders a report"
             raise UserError(key=key, value=keys[key], allowed=allowed)
-    return answer(to_request(compose_keywords(keys)))
-
-
-def answer(question: Question) -> Report:
-    """The report, with the warnings of both the question and the answer."""
-    report = compare(question.request)
-    return replace(report, warnings=(*question.warnings, *report.warnings))
+    with answering(to_request(compose_keywords(keys))) as answer:
+        return answer.report
 
 
 def run(arguments: list[str]) -> int:
@@ -56,9 +49,13 @@ def run(arguments: list[str]) -> int:
     if output.listing is not None:
         emit(render_listing(listing_rows(output.listing), output.format))
         return EXIT_OK
-    report = answer(to_request(cfg))
-    if output.plot is not None:
-        write_plot(report, output.plot)
+    question = to_request(cfg)
+    with progress_bar() as watch, answering(question, watch=watch) as answer:
+        report = answer.report
+        if output.snapshot is not None:
+            answer.write_snapshot(output.snapshot)
+        if output.plot is not None:
+            write_plot(report, output.plot, answer.timeline())
     emit(render(report, output.format))
     if output.format == "csv":
         sys.stderr.writelines(f"warning: {warning}\n" for warning in report.warnings)

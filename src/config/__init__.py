@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from src.config.answering import Answer, answering
 from src.config.command import EXIT_NOTHING_FITS, EXIT_OK, emit, run_command
 from src.config.compose import compose_arguments, compose_keywords
 from src.config.flags import run_flag
@@ -9,10 +10,12 @@ from src.config.listing import listing_rows
 from src.config.request import Output, Question, to_output, to_request
 
 __all__ = [
+    "Answer",
     "EXIT_NOTHING_FITS",
     "EXIT_OK",
     "Output",
     "Question",
+    "answering",
     "compose_arguments",
     "compose_keywords",
     "emit",

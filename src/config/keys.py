@@ -21,6 +21,7 @@ from src.spec import (
 FORMATS = ("table", "json", "csv")
 LISTINGS = ("models", "gpus", "methods")
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+SNAPSHOT_SUFFIXES = (".pickle", ".pkl")
 
 
 class ValueKind(StrEnum):
@@ -99,7 +100,8 @@ KEYS: dict[str, Key] = {
     "checkpointing": _choice(Checkpointing, "which activations are recomputed"),
     "attention": _choice(Attention, "attn_implementation of transformers"),
     "loss": _choice(Loss, "how the loss is computed"),
-    "estimator": _choice(EstimatorKind, "who answers"),
+    "estimator": _choice(EstimatorKind, "who answers; auto: dryrun where formula cannot"),
+    "dryrun.time_limit_s": Key(allowed="seconds, 1 or more", meaning="for each dry run"),
     "zero.reduce_bucket_size": Key(allowed="elements, 1 or more", meaning="DeepSpeed"),
     "zero.prefetch_bucket_size": Key(allowed=_ELEMENTS, meaning="stage 3"),
     "zero.param_persistence_threshold": Key(allowed=_ELEMENTS, meaning="stage 3"),
@@ -110,7 +112,12 @@ KEYS: dict[str, Key] = {
     ),
     "plot": Key(
         allowed=f"FILE{_choices(PLOT_SUFFIXES).replace(' | ', '|')} | null",
-        meaning="draws the ledgers of all methods",
+        meaning="draws the ledgers; one dry run: over time",
+        kind=ValueKind.OPTIONAL_TEXT,
+    ),
+    "snapshot": Key(
+        allowed=f"FILE{_choices(SNAPSHOT_SUFFIXES).replace(' | ', '|')} | null",
+        meaning="dry run of one method, for pytorch.org/memory_viz",
         kind=ValueKind.OPTIONAL_TEXT,
     ),
     "list": Key(
@@ -144,6 +151,8 @@ _OTHER_NAMES = {
     "lora": "finetune",
     "strategy": "method",
     "output": "format",
+    "timeout": "dryrun.time_limit_s",
+    "memory_snapshot": "snapshot",
 }
 
 

@@ -12,10 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from src.config.gpu import resolve_gpu
-from src.config.keys import FORMATS, KEYS, LISTINGS, PLOT_SUFFIXES
+from src.config.keys import FORMATS, KEYS, LISTINGS, PLOT_SUFFIXES, SNAPSHOT_SUFFIXES
 from src.config.model import resolve_model
 from src.errors import UserError, unknown_name
 from src.spec import (
+    DRY_RUN_LIMIT_S,
     Attention,
     Checkpointing,
     Cluster,
@@ -33,6 +34,7 @@ from src.spec import (
     ZeroBuffers,
     parse_choice,
 )
+from src.spec.job import require_positive
 
 _ALL_METHODS = "all"
 _DEFAULT_INTERNODE_GBPS = {f.name: f.default for f in fields(Cluster)}["internode_gbps"]
@@ -45,10 +47,12 @@ class Question:
     Attributes:
         request: the request.
         warnings: what the reader has to know about how it was understood.
+        dry_run_limit_s: seconds that one dry run may take.
     """
 
     request: Request
     warnings: tuple[str, ...]
+    dry_run_limit_s: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,11 +62,13 @@ class Output:
     Attributes:
         format: one of FORMATS.
         plot: the picture's file; None: no picture.
+        snapshot: the file for PyTorch's memory viewer; None: no snapshot.
         listing: one of LISTINGS, printed in place of an answer; None: the answer.
     """
 
     format: str
     plot: Path | None
+    snapshot: Path | None
     listing: str | None
 
 
@@ -75,15 +81,35 @@ def to_output(cfg: DictConfig) -> Output:
     keys = _container(cfg)
     form = _choice(keys, "format", FORMATS)
     listing = None if keys["list"] is None else _choice(keys, "list", LISTINGS)
-    plot = None
-    if keys["plot"] is not None:
-        plot = Path(keys["plot"]).expanduser()
-        if plot.suffix.casefold() not in PLOT_SUFFIXES:
-            raise UserError(key="plot", value=keys["plot"], allowed=KEYS["plot"].allowed)
-        if plot.is_dir() or not plot.parent.is_dir():
-            allowed = "a file in a folder that exists"
-            raise UserError(key="plot", value=keys["plot"], allowed=allowed)
-    return Output(format=form, plot=plot, listing=listing)
+    snapshot = _file(keys, "snapshot", SNAPSHOT_SUFFIXES)
+    if snapshot is not None:
+        _check_snapshot(keys)
+    return Output(
+        format=form,
+        plot=_file(keys, "plot", PLOT_SUFFIXES),
+        snapshot=snapshot,
+        listing=listing,
+    )
+
+
+def _file(keys: Mapping[str, Any], key: str, suffixes: tuple[str, ...]) -> Path | None:
+    """The file to write, in a folder that exists."""
+    if keys[key] is None:
+        return None
+    path = Path(keys[key]).expanduser()
+    if path.suffix.casefold() not in suffixes:
+        raise UserError(key=key, value=keys[key], allowed=KEYS[key].allowed)
+    if path.is_dir() or not path.parent.is_dir():
+        raise UserError(key=key, value=keys[key], allowed="a file in a folder that exists")
+    return path
+
+
+def _check_snapshot(keys: Mapping[str, Any]) -> None:
+    """A snapshot is of one step of one dry run."""
+    is_one = keys["gpus"] == 1 or (len(keys["method"]) == 1 and keys["method"] != [_ALL_METHODS])
+    if keys["estimator"] != EstimatorKind.DRYRUN or not is_one:
+        allowed = "only with estimator=dryrun and one method"
+        raise UserError(key="snapshot", value=keys["snapshot"], allowed=allowed)
 
 
 def _choice(keys: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
@@ -117,8 +143,16 @@ def to_request(cfg: DictConfig) -> Question:
         micro_batch=keys["micro_batch"],
         estimator=parse_choice(EstimatorKind, keys["estimator"], key="estimator"),
     )
+    limit = keys["dryrun"]["time_limit_s"]
+    require_positive("dryrun.time_limit_s", limit)
     without_effect = _without_effect(request, gpus_per_node=keys["gpus_per_node"])
-    return Question(request=request, warnings=(*warnings, *gpu_warnings, *without_effect))
+    if request.estimator is EstimatorKind.FORMULA and limit != DRY_RUN_LIMIT_S:
+        without_effect.append("dryrun.time_limit_s has no effect with estimator=formula")
+    return Question(
+        request=request,
+        warnings=(*warnings, *gpu_warnings, *without_effect),
+        dry_run_limit_s=limit,
+    )
 
 
 def _container(cfg: DictConfig) -> dict[str, Any]:

@@ -35,6 +35,13 @@ class ZeroConfig:
 
 
 @dataclass
+class DryRunConfig:
+    """How the dry run is run."""
+
+    time_limit_s: int = MISSING
+
+
+@dataclass
 class EstimateConfig:
     """Every key of `src.estimate`; values and defaults are in conf/estimate.yaml."""
 
@@ -56,8 +63,10 @@ class EstimateConfig:
     attention: str = MISSING
     loss: str = MISSING
     estimator: str = MISSING
+    dryrun: DryRunConfig = field(default_factory=DryRunConfig)
     zero: ZeroConfig = field(default_factory=ZeroConfig)
     trust_remote_code: bool = False
     format: str = MISSING
     plot: str | None = None
+    snapshot: str | None = None
     list: str | None = None

@@ -165,6 +165,7 @@ def _simulate(case: Case, *, whole: bool) -> DryRunResult:
     with warnings.catch_warnings(), device.libraries():
         warnings.simplefilter("ignore")
         model, depth = build(case, whole=whole)
+        counts = _count_parameters(model, depth)
         with fake_world(case.step.layout.num_gpus):
             meshes = build_meshes(case.step, device_type="cpu")
             try:
@@ -174,7 +175,16 @@ def _simulate(case: Case, *, whole: bool) -> DryRunResult:
                 raise _cannot_simulate(case, error) from error
     if depth:
         entries = extend(entries, depth)
-    return _result(case, entries)
+    own, trained = counts
+    return replace(_result(case, entries), num_parameters=own, num_trainable_parameters=trained)
+
+
+def _count_parameters(model: nn.Module, depth: int) -> tuple[int, int]:
+    """Parameters of the model without its adapters, and those that are trained with them."""
+    adapters = {id(p) for name, p in model.named_parameters() if ".lora_" in name}
+    every = _all_blocks(list(model.parameters()), find_blocks(model), depth)
+    own = sum(p.numel() for p in every if id(p) not in adapters)
+    return own, sum(p.numel() for p in every if p.requires_grad)
 
 
 def _cannot_simulate(case: Case, error: Exception) -> UserError:
@@ -222,4 +232,4 @@ def _result(case: Case, entries: list[Entry]) -> DryRunResult:
         num_gpus=case.step.layout.num_gpus,
         measured_step=MEASURED_STEP,
     )
-    return replace(result, reservation=reservation)
+    return replace(result, reservation=reservation, measured_step=MEASURED_STEP)

@@ -24,6 +24,9 @@ class DryRunResult:
         reservation: what the caching allocator holds, and whether the step fits on the GPU.
         notes: what the simulation assumed for this case.
         events: every allocation and free.
+        measured_step: the optimizer step whose bytes these are.
+        num_parameters: the model's own parameters, tied ones once, without adapters.
+        num_trainable_parameters: those that are trained, adapters included.
     """
 
     peak_bytes: int
@@ -37,6 +40,9 @@ class DryRunResult:
     notes: tuple[str, ...] = ()
     events: tuple[Event, ...] = field(default=(), repr=False)
     source: str = "simulated"
+    measured_step: int = 2
+    num_parameters: int = 0
+    num_trainable_parameters: int = 0
 
     def to_json(self) -> dict[str, object]:
         """The result without its events, as plain JSON values."""
@@ -56,6 +62,8 @@ class DryRunResult:
             "versions": dict(self.versions),
             "reservation": self._reservation(),
             "notes": list(self.notes),
+            "num_parameters": self.num_parameters,
+            "num_trainable_parameters": self.num_trainable_parameters,
         }
 
     @property
@@ -74,4 +82,7 @@ class DryRunResult:
             "num_alloc_retries": found.num_alloc_retries,
             "oom_instant": found.oom_instant,
             "oom_message": None if found.oom is None else found.oom.message(),
+            "oom_needed_bytes": None
+            if found.oom is None
+            else found.oom.process_bytes + found.oom.tried_bytes,
         }

@@ -14,35 +14,123 @@ Case (every key but `model` has a default; unknown keys are refused):
      "loop": {"max_grad_norm": 1.0, "reentrant_checkpointing": false, "hold_outputs": false, ...}}
 
 `gpu` holds fields of `src.spec.Gpu` that differ from an A100-80GB; `loop` fields of `LoopOptions`.
-FSDP needs `layout.shard` (a divisor of `dp`; fewer than `dp`: hybrid sharding).
+FSDP needs `layout.shard` (a divisor of `dp`; fewer than `dp`: hybrid sharding). Two more keys ask
+for more than the row: `snapshot`, a file to write for PyTorch's memory viewer, and `timeline`,
+true for live bytes by owner over the second step under the row's key `timeline`.
 
 Row: `DryRunResult.to_json()`. `outcome` ("ok", or "oom": the step does not fit on the GPU; the
 bytes are still those that it needs), `source` (always "simulated"), `level`, `peak_bytes`,
 `peak_instant`, `instant_peaks`, `ledger` (instant -> owner -> bytes), `after_step_bytes`,
 `num_events`, `versions`, `reservation` (`reserved_bytes`, `device_bytes`, `oom_message`, ...),
-`notes`. Exit 0. Wrong input, or a model whose code cannot be simulated: one line on stderr, exit 1.
+`notes`, `num_parameters`, `num_trainable_parameters`. Exit 0. Wrong input, or a model whose code
+cannot be simulated: one line on stderr, exit 1.
+
+`--serve`: a case a line until stdin ends; a line `{"row": ...}` or `{"error": {"key", "value",
+"allowed"}}` for each. Whatever else a library prints goes to stderr.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any
 
 from src.errors import UserError
-from src.measure.case import parse_case
+from src.measure.case import Case, parse_case
+
+if TYPE_CHECKING:
+    from src.measure.result import DryRunResult
+
+_KEPT_RESULTS = 4
+"""Results that are kept, so that a snapshot of what was just run costs no second run."""
 
 
-def main() -> int:
+def answer(raw: object) -> dict[str, Any]:
+    """The row of a case, with the snapshot written and the timeline added where asked for.
+
+    Raises:
+        UserError: the case is wrong or cannot be simulated, or the snapshot cannot be written.
+    """
+    case_keys = dict(raw) if isinstance(raw, dict) else raw
+    snapshot = timeline = None
+    if isinstance(case_keys, dict):
+        snapshot, timeline = case_keys.pop("snapshot", None), case_keys.pop("timeline", None)
+    case, result = _simulate(json.dumps(case_keys, sort_keys=True))
+    row = result.to_json()
+    if snapshot is not None:
+        _write_snapshot(Path(str(snapshot)), case, result)
+    if timeline:
+        from src.measure.timeline import timeline as timeline_of
+
+        row["timeline"] = timeline_of(result.events, step=result.measured_step).to_json()
+    return row
+
+
+@lru_cache(maxsize=_KEPT_RESULTS)
+def _simulate(text: str) -> tuple[Case, DryRunResult]:
+    case = parse_case(json.loads(text))
+    from src.measure.dry_run import dry_run
+
+    return case, dry_run(case)
+
+
+def _write_snapshot(path: Path, case: Case, result: DryRunResult) -> None:
+    from src.measure.timeline import write_trace
+
+    assert result.reservation is not None
+    write_trace(
+        path,
+        result.events,
+        capacity_bytes=case.step.gpu.usable_bytes,
+        outside_bytes=result.reservation.outside_bytes,
+    )
+
+
+def serve() -> int:
+    """Answer cases line by line; ends with stdin, even in the middle of a case."""
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as channel:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        for line in _lines():
+            try:
+                reply: dict[str, Any] = {"row": answer(json.loads(line))}
+            except UserError as error:
+                words = {"key": error.key, "value": str(error.value), "allowed": error.allowed}
+                reply = {"error": words}
+            channel.write(json.dumps(reply) + "\n")
+            channel.flush()
+    return 0
+
+
+def _lines() -> Iterator[str]:
+    """Lines of stdin; the process ends as soon as nobody holds its other end any more."""
+    queue: SimpleQueue[str] = SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            queue.put(line)
+        os._exit(0)
+
+    Thread(target=read, daemon=True).start()
+    while True:
+        yield queue.get()
+
+
+def main(arguments: list[str]) -> int:
     """Answer the case on stdin; the exit code."""
+    if arguments == ["--serve"]:
+        return serve()
     try:
         try:
             raw = json.load(sys.stdin)
         except json.JSONDecodeError as error:
             raise UserError(key="stdin", value="...", allowed=f"a JSON case ({error})") from error
-        case = parse_case(raw)
-        from src.measure.dry_run import dry_run
-
-        row = dry_run(case).to_json()
+        row = answer(raw)
     except UserError as error:
         print(error, file=sys.stderr)
         return 1
@@ -51,4 +139,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

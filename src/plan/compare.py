@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from src.architecture import Decoder, describe
-from src.errors import UserError
+from collections.abc import Callable
+
+from src.architecture import Decoder, describe, supported_model_types
+from src.errors import NotCoveredError, UserError
 from src.memory import count_model, estimate_step
 from src.plan.changes import changes_that_fit
 from src.plan.checks import check
 from src.plan.layouts import Candidate, candidates
 from src.plan.result import MethodReport, ModelSummary, Recommendation, Report
 from src.plan.search import Estimator, largest_micro_batch, verdict, with_micro_batch
+from src.plan.sparing import Largest, largest_sparingly
 from src.plan.throughput import tokens_per_second
 from src.spec import EstimatorKind, Method, Request, Step, Verdict
 from src.units import format_gib
@@ -17,6 +20,10 @@ from src.units import format_gib
 UNCALIBRATED = (
     "reserved and device are first models, not calibrated: upper bounds are the estimate plus a "
     "stated margin (allocated +5 %, context and NCCL +25 %), tokens/s only ranks"
+)
+SIMULATED = (
+    "the dry run is a simulation, not a measurement: upper bounds are the estimate plus a stated "
+    "margin (allocated and reserved +5 %, context and NCCL +25 %), tokens/s only ranks"
 )
 SAME_SPEED = 0.02
 """Throughputs closer than this are not told apart."""
@@ -38,34 +45,71 @@ SIMPLEST_FIRST = (
 ZERO_NOTE = "read off DeepSpeed's code; not checked against a run"
 
 
-def compare(request: Request, estimator: Estimator = estimate_step) -> Report:
+def compare(
+    request: Request,
+    estimator: Estimator = estimate_step,
+    *,
+    kind: EstimatorKind = EstimatorKind.FORMULA,
+    count_parameters: Callable[[], tuple[int, int]] | None = None,
+) -> Report:
     """The answer to a request.
+
+    Args:
+        request: the request.
+        estimator: who answers.
+        kind: its name. The dry run is asked sparingly, may refuse single methods of all, and knows
+            models that the formula does not.
+        count_parameters: the model's parameters and those that are trained, of a model that the
+            formula does not know; called once the estimator has answered.
 
     Raises:
         UserError: the config, a method or a degree is impossible.
     """
-    decoder = describe(request.job.model)
-    warnings = check(request, decoder)
-    found = [
-        _report(request, decoder, candidate, estimator)
-        for candidate in candidates(request, decoder)
-    ]
+    is_known = request.job.model.model_type in supported_model_types()
+    is_dry = kind is EstimatorKind.DRYRUN
+    decoder = describe(request.job.model) if is_known or not is_dry else None
+    warnings = () if decoder is None else check(request, decoder)
+    found, left_out = _rows(request, decoder, estimator, is_dry=is_dry)
+    warnings = (*warnings, *left_out)
     found.sort(key=_rank)
     recommended = _recommend(found)
     if recommended is not None:
         found.sort(key=lambda report: not _is(report, recommended))
     if recommended is None:
-        warnings = (*warnings, _nothing_fits(request, found, estimator))
+        guide = estimate_step if is_dry else estimator
+        warnings = (*warnings, _nothing_fits(request, found, None if decoder is None else guide))
     return Report(
         request=request,
-        model=_summary(request, decoder),
+        model=_summary(request, decoder, count_parameters),
         gpu=request.cluster.gpu,
-        estimator=EstimatorKind.FORMULA,
+        estimator=kind,
         methods=tuple(found),
         recommended=recommended,
         calibration=None,
-        warnings=(*warnings, UNCALIBRATED),
+        warnings=(*warnings, SIMULATED if is_dry else UNCALIBRATED),
     )
+
+
+def _rows(
+    request: Request, decoder: Decoder | None, estimator: Estimator, *, is_dry: bool
+) -> tuple[list[MethodReport], list[str]]:
+    """A row for each candidate, and a warning for each that was left out."""
+    found: list[MethodReport] = []
+    refused: dict[str, NotCoveredError] = {}
+    for candidate in candidates(request, decoder):
+        try:
+            found.append(_report(request, decoder, candidate, estimator, is_dry=is_dry))
+        except NotCoveredError as error:
+            if request.methods:
+                raise
+            refused.setdefault(candidate.method.value, error)
+    if not found:
+        raise next(iter(refused.values()))
+    reasons: dict[str, list[str]] = {}
+    for method, refusal in refused.items():
+        words = refusal.allowed if refusal.key == "method" else str(refusal)
+        reasons.setdefault(words, []).append(method)
+    return found, [f"{', '.join(methods)} left out: {words}" for words, methods in reasons.items()]
 
 
 def _is(report: MethodReport, recommended: Recommendation) -> bool:
@@ -73,20 +117,34 @@ def _is(report: MethodReport, recommended: Recommendation) -> bool:
     return (report.method, report.layout) == (recommended.method, recommended.layout)
 
 
-def _summary(request: Request, decoder: Decoder) -> ModelSummary:
+def _summary(
+    request: Request,
+    decoder: Decoder | None,
+    count_parameters: Callable[[], tuple[int, int]] | None,
+) -> ModelSummary:
     model = request.job.model
-    counts = count_model(decoder, finetune=request.job.finetune).all
+    if decoder is None:
+        assert count_parameters is not None
+        own, trained = count_parameters()
+    else:
+        own = decoder.num_parameters
+        trained = round(count_model(decoder, finetune=request.job.finetune).all.trained)
     return ModelSummary(
         name=model.name,
         hf_id=model.hf_id,
         model_type=model.model_type,
-        num_parameters=decoder.num_parameters,
-        num_trainable_parameters=round(counts.trained),
+        num_parameters=own,
+        num_trainable_parameters=trained,
     )
 
 
 def _report(
-    request: Request, decoder: Decoder, candidate: Candidate, estimator: Estimator
+    request: Request,
+    decoder: Decoder | None,
+    candidate: Candidate,
+    estimator: Estimator,
+    *,
+    is_dry: bool,
 ) -> MethodReport:
     """One row: at the micro batch asked for, else at the largest that fits, else at 1."""
     step = Step(
@@ -94,13 +152,17 @@ def _report(
         method=candidate.method,
         layout=candidate.layout,
         gpu=request.cluster.gpu,
-        micro_batch=1,
+        micro_batch=request.micro_batch or 1,
     )
-    largest = largest_micro_batch(step, estimator)
-    step = with_micro_batch(step, request.micro_batch or max(largest, 1))
+    if is_dry:
+        guide = None if decoder is None else estimate_step
+        largest = largest_sparingly(step, estimator, guide, asked=request.micro_batch)
+    else:
+        found = largest_micro_batch(step, estimator)
+        largest = Largest(micro_batch=found, unfit=found + 1)
+    step = with_micro_batch(step, request.micro_batch or max(largest.micro_batch, 1))
     estimate = estimator(step)
     judged = verdict(estimate, step.gpu)
-    speed = tokens_per_second(step, request.cluster, decoder)
     notes = (*estimate.notes, ZERO_NOTE) if step.method.is_zero else estimate.notes
     return MethodReport(
         method=step.method,
@@ -113,11 +175,19 @@ def _report(
             instant.value: {term.value: cell for term, cell in cells.items()}
             for instant, cells in estimate.ledger.items()
         },
-        max_micro_batch=largest,
-        tokens_per_second=None if judged is Verdict.OOM else speed,
+        max_micro_batch=largest.micro_batch,
+        tokens_per_second=tokens_per_second(step, request.cluster, decoder)
+        if decoder is not None and judged is not Verdict.OOM
+        else None,
         verdict=judged,
-        notes=notes,
+        notes=notes if largest.is_exact else (*notes, _bracket(largest)),
     )
+
+
+def _bracket(largest: Largest) -> str:
+    """Where the largest micro batch lies, as far as a search that stopped early knows."""
+    unfit = "" if largest.unfit is None else f", {largest.unfit} is not sure to"
+    return f"max batch: {largest.micro_batch} fits{unfit}; what is between was not tried"
 
 
 def _rank(report: MethodReport) -> tuple[int, float, int]:
@@ -148,6 +218,8 @@ def _reason(best: MethodReport, fitting: list[MethodReport], found: list[MethodR
     unfit = f"; {others} not sure to fit" if rest else ""
     if len(fitting) == 1:
         return f"the only one of {len(found)} that fits{unfit}"
+    if best.tokens_per_second is None:
+        return f"simplest of the {len(fitting)} that fit; how fast they are is not known{unfit}"
     equals = [report for report in _as_fast(fitting) if report is not best]
     if equals:
         names = ", ".join(dict.fromkeys(report.method.value for report in equals))
@@ -168,18 +240,21 @@ def _as_fast(fitting: list[MethodReport]) -> list[MethodReport]:
     ]
 
 
-def _nothing_fits(request: Request, found: list[MethodReport], estimator: Estimator) -> str:
-    """How much is missing, and which single changes would make something fit."""
+def _nothing_fits(request: Request, found: list[MethodReport], estimator: Estimator | None) -> str:
+    """How much is missing, and which single changes would make something fit, if that is known."""
     gpu = request.cluster.gpu
     least = min(found, key=lambda report: report.upper_bytes.device)
     missing = least.upper_bytes.device - gpu.usable_bytes
+    needed = format_gib(least.upper_bytes.device)
+    lack = (
+        f"nothing fits: the least, {least.method.value} at micro_batch={least.micro_batch}, needs "
+        f"up to {needed}, {format_gib(missing)} more than {gpu.sku} has"
+    )
+    if estimator is None:
+        return lack
     changes = changes_that_fit(request, lambda changed: _something_fits(changed, estimator))
     words = f"any one of these would: {', '.join(changes)}" if changes else "no single change would"
-    needed = format_gib(least.upper_bytes.device)
-    return (
-        f"nothing fits: the least, {least.method.value} at micro_batch={least.micro_batch}, needs "
-        f"up to {needed}, {format_gib(missing)} more than {gpu.sku} has; {words}"
-    )
+    return f"{lack}; {words}"
 
 
 def _something_fits(request: Request, estimator: Estimator) -> bool:

@@ -8,6 +8,8 @@ from src.architecture import Decoder
 from src.errors import UserError
 from src.spec import Cluster, Layout, Method, Precision, Request
 
+_UNKNOWN_HEADS = "tensor parallelism needs a model_type whose heads are known here"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
@@ -35,8 +37,8 @@ def tensor_parallel_degrees(decoder: Decoder, cluster: Cluster) -> tuple[int, ..
     )
 
 
-def candidates(request: Request, decoder: Decoder) -> tuple[Candidate, ...]:
-    """Every candidate of a request.
+def candidates(request: Request, decoder: Decoder | None) -> tuple[Candidate, ...]:
+    """Every candidate of a request; without a decoder none that needs the model's heads.
 
     Raises:
         UserError: a method, or a tensor-parallel degree, that was asked for is impossible.
@@ -68,12 +70,16 @@ def _every_method(request: Request) -> tuple[Method, ...]:
     return tuple(every)
 
 
-def _asked_degrees(request: Request, decoder: Decoder) -> tuple[int, ...]:
+def _asked_degrees(request: Request, decoder: Decoder | None) -> tuple[int, ...]:
     """The degrees to try.
 
     Raises:
         UserError: `tp` was given and is not one of them.
     """
+    if decoder is None:
+        if request.tp not in (None, 1):
+            raise UserError(key="tp", value=request.tp, allowed=f"1: {_UNKNOWN_HEADS}")
+        return ()
     degrees = tensor_parallel_degrees(decoder, request.cluster)
     if request.tp is None:
         return degrees
@@ -114,7 +120,7 @@ def _layouts(method: Method, num_gpus: int, degrees: tuple[int, ...]) -> tuple[L
 
 def _refuse(
     request: Request,
-    decoder: Decoder,
+    decoder: Decoder | None,
     method: Method,
     *,
     possible: bool,
@@ -131,6 +137,8 @@ def _refuse(
         allowed = f"runs on one GPU; gpus=1 instead of gpus={num_gpus}"
     elif num_gpus == 1:
         allowed = "needs 2 GPUs or more; method=single on one"
+    elif decoder is None:
+        allowed = _UNKNOWN_HEADS
     elif decoder.has_experts:
         allowed = "tensor parallelism of a mixture of experts is not known to the formula"
     elif not degrees:

@@ -28,7 +28,8 @@ class MethodReport:
         peak_instant: the instant that sets the peak.
         ledger: instants x terms in bytes, level `allocated`.
         max_micro_batch: the largest micro batch that fits; 0 where not even 1 does.
-        tokens_per_second: of all GPUs together at `micro_batch`; None where the verdict is `oom`.
+        tokens_per_second: of all GPUs together at `micro_batch`; None where the verdict is `oom`,
+            or the formula does not know the model.
         verdict: fits, tight or oom.
         notes: what a reader has to know about this row.
     """

@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Protocol
 
-from src.memory import Estimate
 from src.spec import Gpu, Step, Verdict
+from src.units import Levels
 
 LARGEST_MICRO_BATCH = 1 << 20
 """Where the search stops."""
 
 
+class Answer(Protocol):
+    """What any estimator says of one step; `src.memory.Estimate` tells what each part means."""
+
+    @property
+    def peak_bytes(self) -> Levels:
+        """On the fullest GPU."""
+
+    @property
+    def upper_bytes(self) -> Levels:
+        """Its upper bound."""
+
+    @property
+    def peak_instant(self) -> StrEnum:
+        """The instant that sets the peak."""
+
+    @property
+    def ledger(self) -> Mapping[Any, Mapping[Any, int]]:
+        """Instants x terms (or owners) in bytes, level `allocated`."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader has to know."""
+
+
 class Estimator(Protocol):
     """Whatever answers for one step."""
 
-    def __call__(self, step: Step) -> Estimate:
+    def __call__(self, step: Step) -> Answer:
         """The estimate of one step."""
         ...
 
 
-def verdict(estimate: Estimate, gpu: Gpu) -> Verdict:
+def verdict(estimate: Answer, gpu: Gpu) -> Verdict:
     """`fits`: the upper bound is within the usable capacity; `tight`: only the estimate is."""
     if estimate.upper_bytes.device <= gpu.usable_bytes:
         return Verdict.FITS

@@ -5,24 +5,36 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from src.plan.result import Report
 from src.report.listing import render_listing
+from src.report.progress import progress_bar
 
-__all__ = ["render", "render_listing", "write_plot"]
+if TYPE_CHECKING:
+    from src.measure.timeline import Timeline
+
+__all__ = ["progress_bar", "render", "render_listing", "write_plot"]
 
 _MIN_WIDTH, _MAX_WIDTH = 80, 120
 
 
-def write_plot(report: Report, path: Path) -> None:
+def write_plot(report: Report, path: Path, timeline: Timeline | None = None) -> None:
     """Draw the report into `path`; its suffix (.png, .svg, .pdf) is the format.
+
+    With a timeline (of the report's first row) the picture is that row's bytes over the step.
 
     Raises:
         UserError: the file cannot be written.
     """
-    from src.report.plot import write_figure
+    from src.report.plot import draw, write_figure
 
-    write_figure(report, path)
+    if timeline is None:
+        write_figure(lambda: draw(report), path)
+        return
+    from src.report.plot_timeline import draw_timeline
+
+    write_figure(lambda: draw_timeline(report, timeline), path)
 
 
 def render(report: Report, form: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,8 @@ _MAX_CARDS = 2.5
 """Peaks beyond this many times the capacity are cut off, so that the others stay readable."""
 
 
-def write_figure(report: Report, path: Path) -> None:
-    """Draw the report into `path`; its suffix (.png, .svg, .pdf) is the format.
+def write_figure(make: Callable[[], Figure], path: Path) -> None:
+    """Draw the figure that `make` makes into `path`; its suffix (.png, .svg, .pdf) is the format.
 
     The file appears at once or not at all.
 
@@ -50,7 +50,7 @@ def write_figure(report: Report, path: Path) -> None:
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "peakcast", "hatch.linewidth": 0.4}
     try:
         with matplotlib.rc_context(settings):
-            draw(report).savefig(temporary, format=form, dpi=150, metadata=metadata)
+            make().savefig(temporary, format=form, dpi=150, metadata=metadata)
         os.replace(temporary, path)
     except OSError as error:
         raise UserError(
@@ -93,7 +93,8 @@ def _terms_by_persistence(methods: Sequence[MethodReport]) -> list[str]:
     return sorted(terms, key=lambda term: -present[term])
 
 
-def _style(index: int) -> dict[str, Any]:
+def style(index: int) -> dict[str, Any]:
+    """Colour and hatch of the term (or owner) number `index`."""
     hatch = _HATCHES[index // len(_COLORS) % len(_HATCHES)]
     color = _COLORS[index % len(_COLORS)]
     return {"color": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
@@ -103,7 +104,7 @@ def _draw_ledger(panel: Axes, method: MethodReport, terms: list[str], instants: 
     bottoms = [0.0] * len(instants)
     for index, term in enumerate(terms):
         heights = [column(method.ledger, instant).get(term, 0) / GIB for instant in instants]
-        panel.bar(range(len(instants)), heights, bottom=bottoms, label=term, **_style(index))
+        panel.bar(range(len(instants)), heights, bottom=bottoms, label=term, **style(index))
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
 
 

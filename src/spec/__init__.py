@@ -17,9 +17,10 @@ from src.spec.choices import (
 from src.spec.hardware import Cluster, Gpu, Interconnect
 from src.spec.job import Finetune, Job, Layout, Step, ZeroBuffers
 from src.spec.model import Model
-from src.spec.request import Request
+from src.spec.request import DRY_RUN_LIMIT_S, Request
 
 __all__ = [
+    "DRY_RUN_LIMIT_S",
     "Attention",
     "Checkpointing",
     "Cluster",

@@ -122,10 +122,11 @@ class Verdict(StrEnum):
 
 
 class EstimatorKind(StrEnum):
-    """Which estimator answers."""
+    """Which estimator answers; `auto`: the formula, or the dry run where the formula cannot."""
 
     AUTO = "auto"
     FORMULA = "formula"
+    DRYRUN = "dryrun"
 
 
 ChoiceT = TypeVar("ChoiceT", bound=StrEnum)

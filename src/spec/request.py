@@ -9,6 +9,9 @@ from src.spec.choices import EstimatorKind, Method
 from src.spec.hardware import Cluster
 from src.spec.job import Job, require_positive
 
+DRY_RUN_LIMIT_S = 120
+"""Seconds that one dry run may take unless asked otherwise; the largest models take about 15."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:

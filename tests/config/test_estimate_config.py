@@ -129,7 +129,7 @@ TYPE_ERRORS = {
     "checkpointing": [False, "selective"],
     "attention": ["flash3"],
     "loss": ["liger"],
-    "estimator": ["dryrun"],
+    "estimator": ["simulated"],
     "gpus_per_node": [0, "x"],
     "zero.reduce_bucket_size": ["big", 0],
     "zero.max_live_parameters": [-1],

@@ -1,0 +1,112 @@
+"""Who answers a question, for as long as it takes: the formula, or the dry run in its child."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from src.architecture import supported_model_types
+from src.config.request import Question
+from src.errors import UserError
+from src.plan import compare
+from src.plan.result import MethodReport, Report
+from src.spec import EstimatorKind, Request, Step
+
+if TYPE_CHECKING:
+    from src.measure.client import DryRun
+    from src.measure.timeline import Timeline
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """A report, and what its estimator can still be asked.
+
+    Attributes:
+        report: with the warnings of both the question and the answer.
+        dry_run: the dry run that answered; None where the formula did.
+    """
+
+    report: Report
+    dry_run: DryRun | None = None
+
+    def timeline(self) -> Timeline | None:
+        """Live bytes over the step of the first row, if one method was asked for a dry run."""
+        if self.dry_run is None or len({row.method for row in self.report.methods}) != 1:
+            return None
+        return self.dry_run.trace(self._first())
+
+    def write_snapshot(self, path: Path) -> None:
+        """Write the first row's snapshot for PyTorch's memory viewer.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        assert self.dry_run is not None
+        self.dry_run.trace(self._first(), snapshot=path)
+
+    def _first(self) -> Step:
+        return _step(self.report.request, self.report.methods[0])
+
+
+def _step(request: Request, row: MethodReport) -> Step:
+    return Step(
+        job=request.job,
+        method=row.method,
+        layout=row.layout,
+        gpu=request.cluster.gpu,
+        micro_batch=row.micro_batch,
+    )
+
+
+@contextmanager
+def answering(
+    question: Question, *, watch: Callable[[str | None], None] | None = None
+) -> Iterator[Answer]:
+    """The answer; the dry run's process lives as long as the context.
+
+    Args:
+        question: what is asked.
+        watch: told which dry run starts, and None when it has ended.
+
+    Raises:
+        UserError: something that was asked is impossible.
+    """
+    request = question.request
+    is_known = request.job.model.model_type in supported_model_types()
+    if request.estimator is EstimatorKind.FORMULA or (
+        request.estimator is EstimatorKind.AUTO and is_known
+    ):
+        yield Answer(report=_with_warnings(compare(request), question.warnings))
+        return
+    from src.measure.client import DryRun
+
+    with DryRun(time_limit_s=question.dry_run_limit_s, watch=watch) as dry_run:
+        report = _by_dry_run(request, dry_run)
+        yield Answer(report=_with_warnings(report, question.warnings), dry_run=dry_run)
+
+
+def _with_warnings(report: Report, warnings: tuple[str, ...]) -> Report:
+    return replace(report, warnings=(*warnings, *report.warnings))
+
+
+def _by_dry_run(request: Request, dry_run: DryRun) -> Report:
+    try:
+        report = compare(
+            request,
+            dry_run,
+            kind=EstimatorKind.DRYRUN,
+            count_parameters=dry_run.count_parameters,
+        )
+    except UserError as error:
+        if request.estimator is EstimatorKind.AUTO and error.key == "model_type":
+            return compare(request)  # transformers does not know it either: the formula's error
+        raise
+    num_runs = dry_run.num_runs
+    warnings = [f"{num_runs} dry run{'s were' if num_runs > 1 else ' was'} made"]
+    if request.estimator is EstimatorKind.AUTO:
+        model_type = request.job.model.model_type
+        warnings.insert(0, f"the formula does not know {model_type}: the dry run answers")
+    return _with_warnings(report, tuple(warnings))

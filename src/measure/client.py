@@ -1,0 +1,347 @@
+"""Dry runs in a child process: an estimator that imports no torch.
+
+The child is `python -m src.measure.worker --serve`: it imports torch once and answers case after
+case. It has a session of its own, so that all of it can be ended at once; it ends by itself when
+this process does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from src.errors import NotCoveredError, UserError
+from src.measure.events import Instant, Owner
+from src.measure.timeline import Timeline
+from src.memory.levels import SLACK_AT_CAPACITY, UPPER_ALLOCATED, UPPER_OUTSIDE
+from src.spec import DRY_RUN_LIMIT_S, Step
+from src.units import Levels
+
+COMMAND = (sys.executable, "-m", "src.measure.worker", "--serve")
+ROOT = Path(__file__).resolve().parents[2]
+
+_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
+"""The same answer wherever it runs: no GPU is looked at, nothing is downloaded."""
+
+_LAST_LINES = 20
+_FARE_WELL_S = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DryRunEstimate:
+    """What the dry run says of one step; `ledger` is instants x owners, level `allocated`.
+
+    Attributes:
+        peak_bytes: per level; where the step does not fit, what it would need.
+        upper_bytes: upper bound per level: allocated and reserved +5 %, context and NCCL +25 %.
+        peak_instant: the instant that sets the peak.
+        ledger: live bytes by owner at each instant's largest moment.
+        notes: library versions, what was assumed, where it ran out of memory.
+        num_parameters: the model's own parameters, without adapters.
+        num_trainable_parameters: those that are trained, adapters included.
+        timeline: live bytes over the step; None where it was not asked for.
+    """
+
+    peak_bytes: Levels
+    upper_bytes: Levels
+    peak_instant: Instant
+    ledger: Mapping[Instant, Mapping[Owner, int]]
+    notes: tuple[str, ...]
+    num_parameters: int
+    num_trainable_parameters: int
+    timeline: Timeline | None
+
+
+def case_of(step: Step) -> dict[str, Any]:
+    """The step as the worker's JSON case."""
+    job = step.job
+    model = {"name": job.model.name, "hf_id": job.model.hf_id, "config": dict(job.model.config)}
+    return {
+        "model": model,
+        "finetune": asdict(job.finetune),
+        "seq_len": job.seq_len,
+        "grad_accum": job.grad_accum,
+        "micro_batch": step.micro_batch,
+        "method": step.method,
+        "layout": asdict(step.layout),
+        "gpu": asdict(step.gpu),
+        "precision": job.precision,
+        "optimizer": job.optimizer,
+        "checkpointing": job.checkpointing,
+        "attention": job.attention,
+        "loss": job.loss,
+    }
+
+
+def read_row(row: Mapping[str, Any], *, capacity_bytes: int) -> DryRunEstimate:
+    """The worker's row as an estimate.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is of another form.
+    """
+    reservation, allocated = row["reservation"], int(row["peak_bytes"])
+    outside, reserved = int(reservation["outside_bytes"]), int(reservation["reserved_bytes"])
+    versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+    notes = [f"simulated with {versions}", *map(str, row["notes"])]
+    needed = reservation["oom_needed_bytes"]
+    if needed is not None:
+        least = round(allocated * (1 + SLACK_AT_CAPACITY))
+        reserved = max(least, int(needed) - outside)
+        message = str(reservation["oom_message"]).split(" GPU ", 1)[0]
+        notes.append(f"at {reservation['oom_instant']}: {message}")
+    peak = Levels(allocated=allocated, reserved=reserved, device=reserved + outside)
+    timeline = row.get("timeline")
+    return DryRunEstimate(
+        peak_bytes=peak,
+        upper_bytes=_upper(peak, outside=outside, capacity=capacity_bytes),
+        peak_instant=Instant(row["peak_instant"]),
+        ledger={
+            Instant(instant): {Owner(owner): int(size) for owner, size in column.items()}
+            for instant, column in row["ledger"].items()
+        },
+        notes=tuple(notes),
+        num_parameters=int(row["num_parameters"]),
+        num_trainable_parameters=int(row["num_trainable_parameters"]),
+        timeline=None if timeline is None else Timeline.from_json(timeline),
+    )
+
+
+def _upper(peak: Levels, *, outside: int, capacity: int) -> Levels:
+    """The margins of the formula's first models; cache is given back before the card is full."""
+    allocated = round(peak.allocated * (1 + UPPER_ALLOCATED))
+    outside = round(outside * (1 + UPPER_OUTSIDE))
+    least = round(allocated * (1 + SLACK_AT_CAPACITY))
+    freely = round(peak.reserved * (1 + UPPER_ALLOCATED))
+    reserved = min(freely, max(least, capacity - outside))
+    return Levels(
+        allocated=allocated,
+        reserved=max(reserved, peak.reserved),
+        device=max(reserved + outside, peak.device),
+    )
+
+
+class DryRun:
+    """An estimator; close it, or use it as a context.
+
+    Attributes:
+        num_runs: cases that were run so far.
+    """
+
+    def __init__(
+        self,
+        *,
+        time_limit_s: float = DRY_RUN_LIMIT_S,
+        watch: Callable[[str | None], None] | None = None,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        """Start nothing yet: the first case does.
+
+        Args:
+            time_limit_s: seconds that one case may take.
+            watch: called with what is run when a case starts, and with None when it has ended.
+            command: the child's command line.
+        """
+        self.num_runs = 0
+        self._time_limit_s = time_limit_s
+        self._watch = watch or (lambda _: None)
+        self._command = command
+        self._child: _Child | None = None
+        self._known: dict[Step, DryRunEstimate] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child and all that it started."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
+
+    def __call__(self, step: Step) -> DryRunEstimate:
+        """The estimate of one step; each step is run once.
+
+        Raises:
+            NotCoveredError: the dry run cannot run it.
+            UserError: it took too long, or its process failed.
+        """
+        if step not in self._known:
+            self._known[step] = self._ask(step, {})
+            self.num_runs += 1
+        return self._known[step]
+
+    def count_parameters(self) -> tuple[int, int]:
+        """Parameters of the model that was run first, and those of them that are trained."""
+        first = next(iter(self._known.values()))
+        return first.num_parameters, first.num_trainable_parameters
+
+    def trace(self, step: Step, *, snapshot: Path | None = None) -> Timeline:
+        """Live bytes over the step, and a snapshot for PyTorch's memory viewer.
+
+        Args:
+            step: the step.
+            snapshot: the file to write; None: none.
+
+        Raises:
+            UserError: as for a call, or the file cannot be written.
+        """
+        more: dict[str, Any] = {"timeline": True}
+        if snapshot is not None:
+            more["snapshot"] = str(snapshot.absolute())
+        found = self._ask(step, more).timeline
+        assert found is not None
+        return found
+
+    def _ask(self, step: Step, more: Mapping[str, Any]) -> DryRunEstimate:
+        if step.method.is_zero:
+            raise NotCoveredError(
+                key="method",
+                value=step.method,
+                allowed="DeepSpeed's engine is not part of the dry run; the formula covers it",
+            )
+        self._watch(f"{step.method}, micro batch {step.micro_batch}")
+        try:
+            text = self._exchange(json.dumps({**case_of(step), **more}), step)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._watch(None)
+        try:
+            reply = json.loads(text)
+            if "error" in reply:
+                raise _refusal(reply["error"])
+            return read_row(reply["row"], capacity_bytes=step.gpu.usable_bytes)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            self.close()
+            raise _failure(f"its process answered with what is no row: {text[:80]!r}") from error
+
+    def _exchange(self, line: str, step: Step) -> str:
+        if self._child is None:
+            self._child = _Child(self._command)
+        reply = self._child.exchange(line, self._time_limit_s)
+        if reply is None:
+            raise UserError(
+                key="dryrun.time_limit_s",
+                value=f"{self._time_limit_s:g}",
+                allowed=f"the dry run of {step.method} with micro batch {step.micro_batch} took "
+                "longer and was ended; give it more, or estimator=formula",
+            )
+        return reply
+
+
+def _refusal(error: Mapping[str, Any]) -> UserError:
+    key, value, allowed = (str(error[name]) for name in ("key", "value", "allowed"))
+    kind = UserError if key == "snapshot" else NotCoveredError
+    return kind(key=key, value=value, allowed=allowed)
+
+
+def _failure(reason: str) -> UserError:
+    return UserError(key="estimator", value="dryrun", allowed=reason)
+
+
+class _Child:
+    """One worker process, which leads a session and a process group of its own."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        self._replies: SimpleQueue[str | None] = SimpleQueue()
+        self._last_words: deque[str] = deque(maxlen=_LAST_LINES)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=ROOT,
+                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": path},
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise _failure(f"its process cannot be started: {error.strerror}") from error
+        self._readers = [
+            threading.Thread(target=target, daemon=True)
+            for target in (self._read_replies, self._read_last_words)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def exchange(self, line: str, time_limit_s: float) -> str | None:
+        """The child's reply to a line; None where it gave none in time.
+
+        Raises:
+            UserError: the child ended instead.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            self._raise_ended()
+        try:
+            reply = self._replies.get(timeout=time_limit_s)
+        except Empty:
+            return None
+        if reply is None:
+            self._raise_ended()
+        return reply
+
+    def end(self) -> None:
+        """Kill the group and collect the child."""
+        with suppress(ProcessLookupError, PermissionError):  # its group has ended
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for reader in self._readers:
+            reader.join(_FARE_WELL_S)
+        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
+        for stream in streams:
+            assert stream is not None
+            with suppress(OSError):  # what was left to write has no reader
+                stream.close()
+
+    def _raise_ended(self) -> NoReturn:
+        """Say how the child ended."""
+        try:
+            code = self._process.wait(_FARE_WELL_S)
+        except subprocess.TimeoutExpired:
+            raise _failure("its process closed its output and lives on") from None
+        self._readers[1].join(_FARE_WELL_S)
+        words = next((line for line in reversed(self._last_words) if line), "no message")
+        how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        hint = " (out of host memory?)" if code == -signal.SIGKILL else ""
+        raise _failure(f"its process ended with {how}{hint}: {words[:300]}")
+
+    def _read_replies(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._replies.put(line)
+        self._replies.put(None)
+
+    def _read_last_words(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._last_words.append(line.strip())
+
+
+__all__ = ["COMMAND", "DryRun", "DryRunEstimate", "case_of", "read_row"]

@@ -1,0 +1,105 @@
+"""Jobs, GPUs and steps for tests of the formula, and hypothesis strategies of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from src.config.gpu import load_gpu
+from src.config.zoo import load
+from src.spec import (
+    Attention,
+    Checkpointing,
+    Finetune,
+    FinetuneKind,
+    Gpu,
+    Job,
+    Layout,
+    Method,
+    Model,
+    Optimizer,
+    Precision,
+    Step,
+)
+from tests.small_configs import SMALL_CONFIGS
+
+LORA = Finetune(kind=FinetuneKind.LORA)
+SHARDED = (Method.ZERO1, Method.ZERO2, Method.ZERO3, Method.FSDP, Method.FSDP_GRAD)
+
+
+def gpu(sku: str = "a100-80gb") -> Gpu:
+    """A GPU of conf."""
+    return load_gpu(sku)
+
+
+def zoo_model(name: str, **overrides: Any) -> Model:
+    """A model of the zoo, with config fields changed."""
+    entry = load("model", name)
+    return Model(name=name, hf_id=entry["hf_id"], config={**entry["config"], **overrides})
+
+
+def small_model(name: str, **overrides: Any) -> Model:
+    """A model of a few thousand parameters."""
+    return Model(name=name, hf_id=None, config={**SMALL_CONFIGS[name], **overrides})
+
+
+def layout_of(method: Method, gpus: int) -> Layout:
+    """A layout of a method over `gpus`: tensor parallelism in pairs."""
+    if method is Method.SINGLE:
+        return Layout()
+    if method is Method.TP:
+        return Layout(tp=gpus)
+    tp = 2 if method.has_tensor_parallel else 1
+    dp = gpus // tp
+    return Layout(dp=dp, tp=tp, shard=1 if method.has_ddp else dp)
+
+
+def step_of(
+    job: Job,
+    method: Method = Method.SINGLE,
+    *,
+    gpus: int = 1,
+    micro_batch: int = 1,
+    sku: str = "a100-80gb",
+) -> Step:
+    """A step of a job."""
+    return Step(
+        job=job,
+        method=method,
+        layout=layout_of(method, gpus),
+        gpu=gpu(sku),
+        micro_batch=micro_batch,
+    )
+
+
+@st.composite
+def jobs(draw: st.DrawFn, *, names: tuple[str, ...] = tuple(SMALL_CONFIGS)) -> Job:
+    """Any job that the formula knows, on a small model."""
+    return Job(
+        model=small_model(draw(st.sampled_from(names))),
+        finetune=draw(st.sampled_from([Finetune(), LORA])),
+        seq_len=draw(st.integers(1, 64)),
+        grad_accum=draw(st.sampled_from([1, 2])),
+        precision=draw(st.sampled_from(Precision)),
+        optimizer=draw(st.sampled_from(Optimizer)),
+        checkpointing=draw(st.sampled_from(Checkpointing)),
+        attention=draw(st.sampled_from([Attention.SDPA, Attention.EAGER])),
+    )
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    """Any step of any job on any kind of GPU."""
+    job = draw(jobs())
+    method = draw(st.sampled_from(Method))
+    gpus = 1 if method is Method.SINGLE else draw(st.sampled_from([2, 4]))
+    if method in (Method.DDP_TP, Method.FSDP_TP):
+        gpus = 4
+    return step_of(
+        job,
+        method,
+        gpus=gpus,
+        micro_batch=draw(st.integers(1, 8)),
+        sku=draw(st.sampled_from(["a100-80gb", "v100-16gb", "h100-80gb"])),
+    )
