@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from src.architecture import describe
 from src.memory import Instant, Term, count_model, estimate_step, ledger_of, peak_allocated
-from src.spec import Checkpointing, Layout, Method, Step
+from src.spec import Checkpointing, Job, Layout, Method, Step
 from tests.jobs import LORA, SHARDED, gpu, jobs, layout_of, small_model, step_of, steps
 
 settings.register_profile("laws", deadline=None, max_examples=120, derandomize=True)
 settings.load_profile("laws")
 
+DEEPENED = ("llama", "opt", "gpt2", "gpt_neox", "qwen2")
 STATES = (Term.WEIGHTS, Term.MASTER_WEIGHTS, Term.OPTIMIZER_STATES, Term.GRADIENTS)
 
 
@@ -57,7 +58,7 @@ def test_a_longer_sequence_never_needs_less(step: Step, more: int) -> None:
 @given(
     job=jobs(names=("llama", "opt", "gpt2", "gpt_neox", "qwen2")), method=st.sampled_from(Method)
 )
-def test_more_layers_never_need_less(job, method: Method) -> None:
+def test_more_layers_never_need_less(job: Job, method: Method) -> None:
     field = "n_layer" if job.model.name == "gpt2" else "num_hidden_layers"
     deeper = small_model(job.model.name, **{field: 5})
     gpus = 1 if method is Method.SINGLE else 4
@@ -69,7 +70,7 @@ def test_more_layers_never_need_less(job, method: Method) -> None:
 
 
 @given(job=jobs(), method=st.sampled_from(SHARDED), gpus=st.integers(1, 16))
-def test_more_shards_never_raise_a_sharded_term(job, method: Method, gpus: int) -> None:
+def test_more_shards_never_raise_a_sharded_term(job: Job, method: Method, gpus: int) -> None:
     few, many = (
         ledger_of(step_of(job, method, gpus=count))[Instant.OPTIMIZER_STEP]
         for count in (gpus, gpus + 1)
@@ -79,14 +80,14 @@ def test_more_shards_never_raise_a_sharded_term(job, method: Method, gpus: int) 
 
 
 @given(job=jobs())
-def test_tensor_parallelism_never_raises_weights(job) -> None:
+def test_tensor_parallelism_never_raises_weights(job: Job) -> None:
     whole = ledger_of(step_of(job))[Instant.LOAD]
     split = ledger_of(step_of(job, Method.TP, gpus=2))[Instant.LOAD]
     assert split[Term.WEIGHTS] <= whole[Term.WEIGHTS]
 
 
 @given(job=jobs(), micro_batch=st.integers(1, 4))
-def test_ddp_is_one_gradient_sized_buffer_above_single(job, micro_batch: int) -> None:
+def test_ddp_is_one_gradient_sized_buffer_above_single(job: Job, micro_batch: int) -> None:
     counts = count_model(describe(job.model), finetune=job.finetune).all
     bytes_ = 4 if job.finetune.is_lora else job.precision.weight_bytes
     single = step_of(job, micro_batch=micro_batch)
@@ -95,7 +96,7 @@ def test_ddp_is_one_gradient_sized_buffer_above_single(job, micro_batch: int) ->
 
 
 @given(job=jobs(), method=st.sampled_from([Method.FSDP, Method.FSDP_GRAD]))
-def test_sharding_over_one_gpu_keeps_the_states_of_single(job, method: Method) -> None:
+def test_sharding_over_one_gpu_keeps_the_states_of_single(job: Job, method: Method) -> None:
     alone = ledger_of(replace(step_of(job), method=method, layout=Layout()))
     single = ledger_of(step_of(job))
     for term in (Term.WEIGHTS, Term.OPTIMIZER_STATES):
@@ -103,7 +104,7 @@ def test_sharding_over_one_gpu_keeps_the_states_of_single(job, method: Method) -
 
 
 @given(job=jobs(), method=st.sampled_from(Method))
-def test_lora_never_keeps_more_gradients_or_states(job, method: Method) -> None:
+def test_lora_never_keeps_more_gradients_or_states(job: Job, method: Method) -> None:
     method = Method.DDP if method is Method.TP else method
     gpus = 1 if method is Method.SINGLE else 4
     full = replace(job, finetune=replace(LORA, kind="full"))
@@ -139,7 +140,7 @@ def test_checkpointing_never_keeps_more_of_the_forward_pass(step: Step) -> None:
 
 
 @given(job=jobs(), method=st.sampled_from([Method.SINGLE, Method.DDP, Method.FSDP, Method.ZERO3]))
-def test_arrays_give_what_numbers_give(job, method: Method) -> None:
+def test_arrays_give_what_numbers_give(job: Job, method: Method) -> None:
     layout = layout_of(method, 1 if method is Method.SINGLE else 4)
     batches, lengths = numpy.array([1, 3, 8, 2]), numpy.array([job.seq_len] * 4)
     many = peak_allocated(job, method, layout, gpu(), micro_batch=batches, seq_len=lengths)

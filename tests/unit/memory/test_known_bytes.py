@@ -11,7 +11,7 @@ import pytest
 from src.architecture import describe
 from src.memory import Instant, Term, count_model, estimate_step, ledger_of
 from src.spec import Attention, Job, Method, Optimizer, Precision
-from tests.jobs import LORA, gpu, step_of, zoo_model
+from tests.jobs import LORA, step_of, zoo_model
 
 MISTRAL = Job(
     model=zoo_model("mistral-7b-v0.1"),
@@ -54,23 +54,6 @@ def test_fsdp_with_fp32_shards(optimizer: Optimizer, bytes_per_parameter: int, g
     assert sum(ledger[Instant.OPTIMIZER_STEP].values()) == pytest.approx(expected, rel=0.003)
 
 
-def test_liger_slope_of_a_block_backward() -> None:
-    # With its logits out of the way, Llama-3-8B with LoRA took 528,672 B a token: 32 block inputs
-    # of 8,192 B and one block at work.
-    job = replace(MISTRAL, finetune=LORA)
-    few, many = (ledger_of(step_of(job, micro_batch=batch)) for batch in (4, 8))
-    block = [
-        sum(
-            size
-            for term, size in ledger[Instant.LAST_BLOCK_BACKWARD].items()
-            if term is not Term.CHECKPOINTS
-        )
-        for ledger in (few, many)
-    ]
-    slope = (block[1] - block[0]) / (4 * 4096)
-    assert slope == pytest.approx(528_672 - 32 * 8192, rel=0.07)
-
-
 def test_zero3_can_need_more_than_zero2_and_the_ledger_shows_why() -> None:
     job = Job(model=zoo_model("opt-1.3b"))
     two, three = (
@@ -94,10 +77,11 @@ def test_the_reduce_bucket_changes_the_estimate() -> None:
     smaller = replace(job, zero=replace(job.zero, reduce_bucket_size=50_000_000))
     for method in (Method.ZERO1, Method.ZERO2, Method.ZERO3):
         large, small = (
-            estimate_step(step_of(one, method, gpus=4)).peak_bytes.allocated
+            ledger_of(step_of(one, method, gpus=4))[Instant.FIRST_BLOCK_BACKWARD]
             for one in (job, smaller)
         )
-        assert large - small == 450_000_000 * 2
+        term = Term.COMMUNICATION_BUFFERS
+        assert large[term] - small[term] == 450_000_000 * 2
 
 
 def test_zero_stages_are_ordered_in_what_they_keep() -> None:
@@ -113,12 +97,12 @@ def test_zero_stages_are_ordered_in_what_they_keep() -> None:
 def test_lora_does_not_shrink_the_logits_nor_do_more_gpus() -> None:
     job = Job(model=zoo_model("llama-3-8b"))
     cells = [
-        ledger_of(step)[Instant.LOSS_BACKWARD][Term.LOSS_TEMPORARIES]
+        ledger_of(step)[Instant.FORWARD_END][Term.LOGITS]
         for step in (
-            step_of(job, micro_batch=2),
-            step_of(replace(job, finetune=LORA), micro_batch=2),
-            step_of(job, Method.FSDP, gpus=8, micro_batch=2),
-            step_of(job, Method.TP, gpus=8, micro_batch=2),
+            step_of(job, micro_batch=16),
+            step_of(replace(job, finetune=LORA), micro_batch=16),
+            step_of(job, Method.FSDP, gpus=8, micro_batch=16),
+            step_of(job, Method.TP, gpus=8, micro_batch=16),
         )
     ]
     assert len(set(cells)) == 1
@@ -150,4 +134,3 @@ def test_published_full_fine_tuning_in_pure_bf16() -> None:
             float(row["measured_value"]), rel=0.01
         )
     assert seen
-    assert gpu().usable_bytes > 0
