@@ -15,11 +15,27 @@ from enum import StrEnum
 
 
 class Parallel(StrEnum):
-    """How tensor parallelism splits a Linear: its outputs, its inputs, or not at all."""
+    """How tensor parallelism splits a Linear: its outputs, its inputs, or not at all.
+
+    COLUMN_GATHERED and ROW_SCATTERED split the weight the same way, but gather the output whole and
+    take a whole input: what lies between them is whole on every GPU.
+    """
 
     COLUMN = "column"
+    COLUMN_GATHERED = "column-gathered"
     ROW = "row"
+    ROW_SCATTERED = "row-scattered"
     REPLICATED = "replicated"
+
+    @property
+    def splits_outputs(self) -> bool:
+        """Whether the weight is split along its outputs."""
+        return self in (Parallel.COLUMN, Parallel.COLUMN_GATHERED)
+
+    @property
+    def splits_inputs(self) -> bool:
+        """Whether the weight is split along its inputs."""
+        return self in (Parallel.ROW, Parallel.ROW_SCATTERED)
 
 
 class NormKind(StrEnum):

@@ -47,7 +47,7 @@ from src.measure.case import Case, parse_case
 if TYPE_CHECKING:
     from src.measure.result import DryRunResult
 
-_KEPT_RESULTS = 4
+_KEPT_RESULTS = 8
 """Results that are kept, so that a snapshot of what was just run costs no second run."""
 
 

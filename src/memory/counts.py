@@ -76,7 +76,7 @@ def _split(rows: int, shard: int, numel: float) -> float:
 
 def _adapter_tensors(op: Linear, rank: int, tp: int) -> Iterator[tuple[int, float]]:
     """(rows, elements on this GPU) of LoRA's A and B: the split side follows the Linear."""
-    column, row = op.parallel is Parallel.COLUMN, op.parallel is Parallel.ROW
+    column, row = op.parallel.splits_outputs, op.parallel.splits_inputs
     yield rank, rank * op.in_features / (tp if row else 1)
     yield op.width, rank * op.width / (tp if column else 1)
 
@@ -98,7 +98,7 @@ def count_block(
     for op in block.ops:
         split = isinstance(op, Linear) and op.parallel is not Parallel.REPLICATED
         for parameter in op.parameters():
-            whole_bias = isinstance(op, Linear) and op.parallel is Parallel.ROW
+            whole_bias = isinstance(op, Linear) and op.parallel.splits_inputs
             divide = split and not (whole_bias and len(parameter.shape) == 1)
             numel = parameter.numel / (tp if divide else 1)
             base += numel

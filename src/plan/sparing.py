@@ -18,7 +18,7 @@ from src.plan.search import (
 from src.spec import Step, Verdict
 
 MOST_TRIALS = 4
-"""Estimates that one row's search may take, beside the one of the micro batch asked for."""
+"""Estimates that one row's search may take, the one of the micro batch asked for among them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ def largest_sparingly(
     search = _Search(step, estimator, guide)
     if asked is not None:
         search.try_(asked)
-    for left in reversed(range(MOST_TRIALS)):
+    for left in reversed(range(MOST_TRIALS - (asked is not None))):
         if search.is_done:
             break
         search.try_(1 if left == 0 and search.low == 0 else search.propose())
@@ -69,6 +69,7 @@ class _Search:
         self._step, self._estimator = step, estimator
         self._guess, self._slope = _guided(step, guide)
         self._known: dict[int, Answer] = {}
+        self._failures = 0
 
     @property
     def is_done(self) -> bool:
@@ -78,12 +79,14 @@ class _Search:
         return Largest(micro_batch=self.low, unfit=self.high)
 
     def try_(self, micro_batch: int) -> None:
+        assert self.low < micro_batch
+        assert self.high is None or micro_batch < self.high
         trial = with_micro_batch(self._step, micro_batch)
         self._known[micro_batch] = self._estimator(trial)
         if verdict(self._known[micro_batch], trial.gpu) is Verdict.FITS:
-            self.low = max(self.low, micro_batch)
-        elif self.high is None or micro_batch < self.high:
-            self.high = micro_batch
+            self.low, self._failures = micro_batch, 0
+        else:
+            self.high, self._failures = micro_batch, self._failures + 1
 
     def propose(self) -> int:
         """A micro batch strictly within the bracket."""
@@ -92,7 +95,7 @@ class _Search:
             return self._guess
         if self.high is None:
             found = self._by_room()
-        elif self.low == 0:
+        elif self._failures:
             found = self._by_excess(self.high)
         else:
             found = (self.low + self.high) // 2
@@ -109,12 +112,12 @@ class _Search:
         return self.low + int((room - upper.allocated) // slope)
 
     def _by_excess(self, unfit: int) -> int:
-        """As many sequences fewer as what is too much comes to; twice that for each failure."""
+        """As many sequences fewer as what is too much comes to; twice that if it fails again."""
         excess = self._known[unfit].upper_bytes.device - self._step.gpu.usable_bytes
         slope = self._slope_at(unfit)
         if slope <= 0:
             return unfit // 2
-        return unfit - (math.ceil(excess / slope) << (len(self._known) - 1))
+        return unfit - (math.ceil(excess / slope) << (self._failures - 1))
 
     def _slope_at(self, micro_batch: int) -> float:
         """Allocated bytes of one sequence more; 0 where that is not known."""

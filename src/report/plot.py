@@ -93,8 +93,7 @@ def _terms_by_persistence(methods: Sequence[MethodReport]) -> list[str]:
     return sorted(terms, key=lambda term: -present[term])
 
 
-def style(index: int) -> dict[str, Any]:
-    """Colour and hatch of the term (or owner) number `index`."""
+def _style(index: int) -> dict[str, Any]:
     hatch = _HATCHES[index // len(_COLORS) % len(_HATCHES)]
     color = _COLORS[index % len(_COLORS)]
     return {"color": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
@@ -104,7 +103,7 @@ def _draw_ledger(panel: Axes, method: MethodReport, terms: list[str], instants: 
     bottoms = [0.0] * len(instants)
     for index, term in enumerate(terms):
         heights = [column(method.ledger, instant).get(term, 0) / GIB for instant in instants]
-        panel.bar(range(len(instants)), heights, bottom=bottoms, label=term, **style(index))
+        panel.bar(range(len(instants)), heights, bottom=bottoms, label=term, **_style(index))
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from src.measure.events import Owner
 from src.plan.result import MethodReport, Report
-from src.report.plot import style
 from src.report.words import layout_text
 from src.units import GIB
 
@@ -18,8 +18,24 @@ if TYPE_CHECKING:
 
 _LEAST_NAMED_SHARE = 0.025
 """An instant narrower than this share of the picture gets a line and no name."""
-_HEADROOM = 1.3
-"""The capacity is drawn to scale where that leaves the curve most of the picture."""
+_HEADROOM = 1.35
+"""Room for the names of the instants."""
+_MAX_CAPACITY = 2.5
+"""A capacity beyond this many times the curve is told in the legend, above the picture."""
+_COLORS = {
+    Owner.WEIGHTS: "#0072B2",
+    Owner.GATHERED_WEIGHTS: "#56B4E9",
+    Owner.CAST_WEIGHTS: "#332288",
+    Owner.GRADIENTS: "#E69F00",
+    Owner.OPTIMIZER_STATES: "#009E73",
+    Owner.INPUTS: "#000000",
+    Owner.SAVED_ACTIVATIONS: "#CC79A7",
+    Owner.LOGITS: "#D55E00",
+    Owner.TEMPORARIES: "#F0E442",
+    Owner.COMMUNICATION_BUFFERS: "#882255",
+    Owner.WORKSPACE: "#999999",
+}
+"""Okabe and Ito's colours, and three of Paul Tol's (personal.sron.nl/~pault)."""
 
 
 def draw_timeline(report: Report, timeline: Timeline) -> Figure:
@@ -30,15 +46,13 @@ def draw_timeline(report: Report, timeline: Timeline) -> Figure:
     panel = figure.subplots()
     row = report.methods[0]
     at = [moment.index for moment in timeline.moments]
-    heights = [
-        [moment.num_bytes[index] / GIB for moment in timeline.moments]
-        for index in range(len(timeline.owners))
-    ]
     bottoms = [0.0] * len(at)
-    for index, (owner, own) in enumerate(zip(timeline.owners, heights, strict=True)):
-        tops = [bottom + height for bottom, height in zip(bottoms, own, strict=True)]
+    for owner, own in _lasting_first(timeline):
+        tops = [bottom + num_bytes / GIB for bottom, num_bytes in zip(bottoms, own, strict=True)]
         words = owner.value.replace("_", " ")
-        panel.fill_between(at, bottoms, tops, step="post", label=words, **style(index))
+        panel.fill_between(
+            at, bottoms, tops, step="post", label=words, color=_COLORS[owner], linewidth=0
+        )
         bottoms = tops
     _mark_instants(panel, timeline)
     _mark_capacity(panel, report, row, max(bottoms))
@@ -55,6 +69,15 @@ def draw_timeline(report: Report, timeline: Timeline) -> Figure:
     )
     figure.legend(loc="outside right upper", fontsize=7, reverse=True)
     return figure
+
+
+def _lasting_first(timeline: Timeline) -> list[tuple[Owner, list[int]]]:
+    """Each owner's bytes, moment by moment; what is always there at the bottom."""
+    series = [
+        (owner, [moment.num_bytes[index] for moment in timeline.moments])
+        for index, owner in enumerate(timeline.owners)
+    ]
+    return sorted(series, key=lambda pair: -min(pair[1]))
 
 
 def _mark_instants(panel: Axes, timeline: Timeline) -> None:
@@ -81,11 +104,14 @@ def _mark_instants(panel: Axes, timeline: Timeline) -> None:
 
 
 def _mark_capacity(panel: Axes, report: Report, row: MethodReport, highest: float) -> None:
-    """The capacity as a line; where it is far above, its value in words instead."""
+    """The peak and the capacity as lines; a capacity far above in words only."""
     capacity = report.gpu.usable_gib
     peak = row.peak_bytes.allocated / GIB
     panel.axhline(peak, color="black", linewidth=0.8, label=f"peak {peak:.2f} GiB")
-    panel.axhline(
-        capacity, color="black", linestyle="--", linewidth=1, label=f"usable {capacity:.2f} GiB"
-    )
+    words = f"usable {capacity:.2f} GiB"
+    if capacity > _MAX_CAPACITY * highest:
+        panel.plot([], [], color="none", label=f"{words} (above)")
+        panel.set_ylim(0, _HEADROOM * highest)
+        return
+    panel.axhline(capacity, color="black", linestyle="--", linewidth=1, label=words)
     panel.set_ylim(0, _HEADROOM * max(highest, capacity))

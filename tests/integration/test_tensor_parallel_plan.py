@@ -14,9 +14,9 @@ from tests.small_configs import SMALL_CONFIGS
 
 STYLES = {
     "colwise": Parallel.COLUMN,
-    "colwise_gather_output": Parallel.COLUMN,
+    "colwise_gather_output": Parallel.COLUMN_GATHERED,
     "rowwise": Parallel.ROW,
-    "rowwise_split_input": Parallel.ROW,
+    "rowwise_split_input": Parallel.ROW_SCATTERED,
     "mla_kv_a_proj": Parallel.REPLICATED,
 }
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from src.architecture.builder import BlockBuilder
 from src.architecture.decoder import Block
 from src.architecture.fields import Fields
-from src.architecture.ops import EmbeddingKind, NormKind, Parallel, RotaryTable
+from src.architecture.ops import EmbeddingKind, Linear, NormKind, Parallel, RotaryTable
 from src.spec import Attention as AttentionChoice
 
 ALL_IMPLEMENTATIONS = frozenset(AttentionChoice)
@@ -244,6 +244,18 @@ def attention_output(
 ) -> str:
     """The projection from all heads back to the residual stream."""
     return build.linear(name, source, hidden, bias=bias, parallel=Parallel.ROW, is_attention=True)
+
+
+def gathered(block: Block, *names: str) -> Block:
+    """The block with those Linears gathering what they split, as transformers' plan for it says."""
+    whole = {Parallel.COLUMN: Parallel.COLUMN_GATHERED, Parallel.ROW: Parallel.ROW_SCATTERED}
+    ops = tuple(
+        replace(op, parallel=whole[op.parallel])
+        if isinstance(op, Linear) and op.name.rsplit(".", 1)[-1] in names
+        else op
+        for op in block.ops
+    )
+    return replace(block, ops=ops)
 
 
 def plain_mlp(

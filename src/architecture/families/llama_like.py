@@ -7,6 +7,7 @@ from src.architecture.decoder import Block, Decoder
 from src.architecture.families.common import (
     Heads,
     attention_output,
+    gathered,
     layer_norm,
     layer_norm_tail,
     plain_mlp,
@@ -124,6 +125,7 @@ def olmo2(fields: Fields) -> Decoder:
         normed(read_gated_mlp(fields), rms_norm_fp32, "post_feedforward_layernorm"),
         norms=(None, None),
     )
+    block = gathered(block, "q_proj", "k_proj", "v_proj", "o_proj")
     return model_decoder(
         fields,
         hidden=hidden,
@@ -157,6 +159,7 @@ def phi3(fields: Fields) -> Decoder:
     block = residual_block(
         hidden, dropped(attend, residual_dropout), dropped(feed, residual_dropout)
     )
+    block = gathered(block, "qkv_proj", "o_proj", "gate_up_proj", "down_proj")
     layers = fields.layers("num_hidden_layers")
     return model_decoder(
         fields,
