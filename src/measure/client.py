@@ -124,7 +124,8 @@ def _upper(peak: Levels, *, outside: int, capacity: int) -> Levels:
     outside = round(outside * (1 + UPPER_OUTSIDE))
     least = round(allocated * (1 + SLACK_AT_CAPACITY))
     freely = round(peak.reserved * (1 + UPPER_ALLOCATED))
-    reserved = min(freely, max(least, capacity - outside))
+    fits = peak.device <= capacity
+    reserved = min(freely, max(least, capacity - outside)) if fits else freely
     return Levels(
         allocated=allocated,
         reserved=max(reserved, peak.reserved),

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from src.measure.timeline import Timeline
 
-_LEAST_NAMED_SHARE = 0.025
-"""An instant narrower than this share of the picture gets a line and no name."""
+_NAME_SHARE = 0.03
+"""Share of the picture that the name of an instant takes across."""
 _HEADROOM = 1.35
 """Room for the names of the instants."""
 _MAX_CAPACITY = 2.5
@@ -81,26 +81,32 @@ def _lasting_first(timeline: Timeline) -> list[tuple[Owner, list[int]]]:
 
 
 def _mark_instants(panel: Axes, timeline: Timeline) -> None:
-    """A line where a window begins, and its name at the top."""
+    """A line where a window begins, and its name at the top unless another one is there."""
     last = max(timeline.moments[-1].index, 1)
     windows = [
         (instant, next(moments).index)
         for instant, moments in groupby(timeline.moments, key=lambda moment: moment.instant)
     ]
     ends = [start for _, start in windows[1:]] + [last]
+    width = _NAME_SHARE * last
+    free_from = 0.0
     for (instant, start), end in zip(windows, ends, strict=True):
         panel.axvline(start, color="black", linewidth=0.5, linestyle=":")
-        if end - start >= _LEAST_NAMED_SHARE * last:
-            panel.text(
-                (start + end) / 2,
-                0.98,
-                instant.replace("_", " "),
-                transform=panel.get_xaxis_transform(),
-                rotation=90,
-                ha="center",
-                va="top",
-                fontsize=7,
-            )
+        at = min(max((start + end) / 2, free_from + width / 2), last - width / 2)
+        if at - width / 2 < free_from or at > end + 2 * width:
+            continue
+        free_from = at + width / 2
+        panel.text(
+            at,
+            0.985,
+            "\n".join(instant.value.replace("_", " ").rsplit(" ", 1)),
+            transform=panel.get_xaxis_transform(),
+            rotation=90,
+            ha="center",
+            va="top",
+            fontsize=7,
+            linespacing=0.9,
+        )
 
 
 def _mark_capacity(panel: Axes, report: Report, row: MethodReport, highest: float) -> None:
