@@ -72,11 +72,11 @@ def _load(parts: Parts) -> list[Column]:
     return [_column(Instant.LOAD, parts.placement.load(), tables)]
 
 
-def _kept_activations(parts: Parts) -> Terms:
-    """Kept at the end of the forward pass, without the head's."""
+def _kept_activations(parts: Parts, *, blocks: int | None = None) -> Terms:
+    """Kept once that many blocks (None: all) have run forward, without the head's."""
     kept = [
         {Term.CHECKPOINTS: block.source} if parts.checkpointed else block.saved
-        for block in parts.blocks
+        for block in parts.blocks[:blocks]
     ]
     return merged(parts.stem.saved, *kept, _attention_mask(parts))
 
@@ -101,8 +101,8 @@ def _waiting_gradients(parts: Parts) -> Terms:
 def _forward_end(parts: Parts) -> list[Column]:
     """Inside the loss, and after accelerate has turned the model's outputs to fp32.
 
-    Where weights are sharded, gathering the first ones can need more than the pass's end. Inside
-    the loss, the model's code still holds what the final norm gave, also where nothing saves it.
+    Where weights are sharded, gathering the first or the last ones can need more. Inside the loss,
+    the model's code still holds what the final norm gave, also where nothing saves it.
     """
     vocab, regime = parts.decoder.vocab_size, parts.regime
     logits = per_token(vocab * regime.compute_bytes)
@@ -124,6 +124,13 @@ def _forward_end(parts: Parts) -> list[Column]:
             _waiting_gradients(parts),
             parts.stem.saved,
             {Term.GATHERED_WEIGHTS: parts.placement.gathered_ahead()},
+        ),
+        _column(
+            Instant.FORWARD_END,
+            parts.static,
+            _waiting_gradients(parts),
+            _kept_activations(parts, blocks=len(parts.blocks) - 1),
+            {Term.GATHERED_WEIGHTS: parts.placement.gathered_last()},
         ),
         _column(
             Instant.FORWARD_END,
@@ -184,6 +191,19 @@ def _edge_gradients(parts: Parts) -> Terms:
     return parts.placement.edge_gradients(norm_and_head + parts.tied_head)
 
 
+def _fresh_edge_gradients(parts: Parts) -> Terms:
+    """What of the head's new gradients waits beside those of earlier micro steps.
+
+    All of it where the root is reduced last; elsewhere that of a tied weight, which waits for the
+    embedding's to be added to it.
+    """
+    if not parts.regime.accumulates:
+        return _edge_gradients(parts)
+    if not parts.regime.trains_weights:
+        return {}
+    return parts.placement.edge_gradients(parts.tied_head)
+
+
 def _block_columns(parts: Parts) -> list[Column]:
     """The blocks' backward pass: for each kind of block its last and first, and the second of all.
 
@@ -229,7 +249,7 @@ def _gradients_behind(parts: Parts, index: int) -> Terms:
     """Gradients that are there when the backward pass reaches block `index`; -1: the embeddings."""
     placement = parts.placement
     if placement.keeps_gradients_between_steps:
-        return placement.waiting_gradients()
+        return merged(placement.waiting_gradients(), _fresh_edge_gradients(parts))
     done = sum(placement.kept_gradients(part) for part in parts.counts.blocks[index + 1 :])
     return merged(_edge_gradients(parts), {Term.GRADIENTS: fixed(done)})
 

@@ -91,6 +91,10 @@ class Placement:
         """Whole weights alive while the first ones are gathered for the forward pass."""
         return ZERO
 
+    def gathered_last(self) -> Size:
+        """Whole weights alive while the last block's are gathered for the forward pass."""
+        return ZERO
+
     def gathered_forward(self) -> Size:
         """Whole weights alive at the end of the forward pass, where they are sharded."""
         return ZERO
@@ -184,6 +188,13 @@ class FsdpPlacement(Placement):
     def gathered_ahead(self) -> Size:
         """Root and first block, each whole and in the buffer that its all-gather filled."""
         return fixed(2 * (self._whole(self.counts.edges) + self._whole(self.counts.blocks[0])))
+
+    def gathered_last(self) -> Size:
+        """The root (or everything), and the last block also in the buffer it was gathered into."""
+        last = self._whole(self.counts.blocks[-1])
+        if self.method is Method.FSDP_GRAD:
+            return fixed(self._whole(self.counts.all) + last)
+        return fixed(self._whole(self.counts.edges) + 2 * last)
 
     def gathered_forward(self) -> Size:
         """The root (or everything), and the last all-gather's buffer, held until the next one."""
