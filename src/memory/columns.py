@@ -194,8 +194,7 @@ def _edge_gradients(parts: Parts) -> Terms:
 def _fresh_edge_gradients(parts: Parts) -> Terms:
     """What of the head's new gradients waits beside those of earlier micro steps.
 
-    All of it where the root is reduced last; elsewhere that of a tied weight, which waits for the
-    embedding's to be added to it.
+    That of a tied weight, which waits for the embedding's to be added to it; DeepSpeed's, all.
     """
     if not parts.regime.accumulates:
         return _edge_gradients(parts)

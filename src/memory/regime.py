@@ -9,7 +9,7 @@ from src.memory.kernels import Kernel, choose_kernel
 from src.spec import Checkpointing, Finetune, Gpu, Job, Layout, Method, Precision
 
 _FRESH_GRADIENTS = (Method.ZERO2, Method.ZERO3)
-"""Each micro step's gradients are tensors of their own; so are FSDP's, block by block."""
+"""DeepSpeed moves each micro step's gradients to its bucket; others add them in place."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,7 @@ def regime_of(
         finetune=job.finetune,
         adapter_bytes=adapter_bytes(precision, method),
         tp=layout.tp,
-        accumulates=job.grad_accum > 1 and method not in _FRESH_GRADIENTS and not method.is_fsdp,
+        accumulates=job.grad_accum > 1 and method not in _FRESH_GRADIENTS,
         tied=decoder.lm_head.tied,
         masked=masked,
         checkpointing=job.checkpointing,
