@@ -190,11 +190,15 @@ class FsdpPlacement(Placement):
         return fixed(2 * (self._whole(self.counts.edges) + self._whole(self.counts.blocks[0])))
 
     def gathered_last(self) -> Size:
-        """The root (or everything), and the last block also in the buffer it was gathered into."""
-        last = self._whole(self.counts.blocks[-1])
+        """The root (or everything), the last block, its buffer, and the buffer of the one before.
+
+        A buffer is held until the next all-gather has been copied out of its own.
+        """
+        buffers = sum(self._whole(part) for part in self.counts.blocks[-2:])
         if self.method is Method.FSDP_GRAD:
-            return fixed(self._whole(self.counts.all) + last)
-        return fixed(self._whole(self.counts.edges) + 2 * last)
+            return fixed(self._whole(self.counts.all) + buffers)
+        last = self._whole(self.counts.blocks[-1])
+        return fixed(self._whole(self.counts.edges) + last + buffers)
 
     def gathered_forward(self) -> Size:
         """The root (or everything), and the last all-gather's buffer, held until the next one."""
