@@ -1,0 +1,93 @@
+"""From allocated to reserved and device bytes, and the upper bound of each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from src.memory import LevelModel, level_model
+from src.memory.levels import (
+    NCCL_BYTES_PER_COMMUNICATOR,
+    SLACK_AT_CAPACITY,
+    context_bytes,
+    num_communicators,
+)
+from src.spec import Layout, Method
+from src.units import GIB, MIB
+from tests.jobs import gpu, layout_of
+
+CAPACITY = 80 * GIB
+MODEL = LevelModel(capacity=CAPACITY, outside=GIB, slack=0.25)
+BYTES = st.integers(0, 200 * GIB)
+
+
+@given(allocated=BYTES)
+def test_levels_and_their_bounds_are_ordered(allocated: int) -> None:
+    for levels in (MODEL.estimate(allocated), MODEL.upper(allocated)):
+        assert levels.allocated <= levels.reserved <= levels.device
+        assert all(isinstance(value, int) for value in (levels.reserved, levels.device))
+    estimate, upper = MODEL.estimate(allocated), MODEL.upper(allocated)
+    assert estimate.allocated == allocated
+    assert upper.allocated >= allocated
+    assert upper.reserved >= estimate.reserved
+    assert upper.device >= estimate.device
+
+
+@given(allocated=BYTES, more=st.integers(1, GIB))
+def test_levels_never_fall_as_allocated_grows(allocated: int, more: int) -> None:
+    for levels_of in (MODEL.estimate, MODEL.upper):
+        low, high = levels_of(allocated), levels_of(allocated + more)
+        assert low.reserved <= high.reserved
+        assert low.device <= high.device
+
+
+@given(allocated=BYTES)
+def test_a_full_card_gives_its_cache_back_before_it_fails(allocated: int) -> None:
+    """Within capacity just where the tensors, what fragmentation must cost, and the rest are."""
+    least = allocated * (1 + SLACK_AT_CAPACITY) + MODEL.outside
+    assert (MODEL.estimate(allocated).device <= CAPACITY) == (round(least) <= CAPACITY)
+
+
+@given(allocated=BYTES)
+def test_what_surely_fits_would_also_fit_by_the_estimate(allocated: int) -> None:
+    if MODEL.upper(allocated).device <= CAPACITY:
+        assert MODEL.estimate(allocated).device <= CAPACITY
+
+
+def test_an_empty_card_keeps_its_slack() -> None:
+    levels = MODEL.estimate(8 * GIB)
+    assert levels.reserved == 10 * GIB
+    assert levels.device == 11 * GIB
+
+
+def test_a_measured_context_is_taken_and_another_scaled() -> None:
+    card = gpu("a100-80gb")
+    unknown = replace(card, context_mib=None)
+    assert context_bytes(replace(card, context_mib=500)) == 500 * MIB
+    assert context_bytes(unknown) == pytest.approx(481 * MIB, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("layout", "count"),
+    [
+        (Layout(), 0),
+        (Layout(tp=4), 1),
+        (Layout(dp=4, shard=4), 1),
+        (Layout(dp=2, tp=2), 2),
+    ],
+)
+def test_communicators_of_a_rank(layout: Layout, count: int) -> None:
+    assert num_communicators(layout) == count
+    lone = level_model(Method.SINGLE, Layout(), gpu())
+    many = level_model(Method.DDP_TP, layout, gpu())
+    assert many.outside - lone.outside == count * NCCL_BYTES_PER_COMMUNICATOR
+
+
+@pytest.mark.parametrize("method", Method)
+def test_sharding_runs_on_streams_and_pools_of_its_own(method: Method) -> None:
+    model = level_model(method, layout_of(method, 4), gpu())
+    lone = level_model(Method.SINGLE, Layout(), gpu())
+    assert (model.slack > lone.slack) == (method.is_zero or method.is_fsdp)
