@@ -19,7 +19,8 @@ from src.units import format_gib
 
 UNCALIBRATED = (
     "reserved and device are first models, not calibrated: upper bounds are the estimate plus a "
-    "stated margin (allocated +5 %, context and NCCL +25 %), tokens/s only ranks"
+    "stated margin (allocated +5 %, fragmentation +5 %, context and NCCL +25 %); tokens/s is for "
+    "ranking only"
 )
 SIMULATED = (
     "the dry run is a simulation, not a measurement: upper bounds are the estimate plus a stated "
