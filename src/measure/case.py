@@ -51,7 +51,10 @@ _CHOICES = {
     "attention": Attention,
     "loss": Loss,
 }
+DEVICES = ("simulated", "cuda")
+
 _KEYS = (
+    "device",
     "model",
     "finetune",
     "seq_len",
@@ -72,10 +75,12 @@ class Case:
     Attributes:
         step: the step.
         loop: how the training loop around it works.
+        device: `simulated`, or `cuda` for a measurement.
     """
 
     step: Step
     loop: LoopOptions = field(default_factory=LoopOptions)
+    device: str = DEVICES[0]
 
 
 def _mapping(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -159,4 +164,8 @@ def parse_case(raw: object) -> Case:
         gpu=_gpu(raw),
         micro_batch=_whole(raw, "micro_batch", 1),
     )
-    return Case(step=step, loop=_build(LoopOptions, _mapping(raw, "loop"), key="loop"))
+    device = str(raw.get("device", DEVICES[0]))
+    if device not in DEVICES:
+        raise unknown_name(key="device", value=device, known=DEVICES, what="devices")
+    loop = _build(LoopOptions, _mapping(raw, "loop"), key="loop")
+    return Case(step=step, loop=loop, device=device)

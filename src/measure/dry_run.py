@@ -111,7 +111,7 @@ def _prepare(
         optimizer=build_optimizer(model, job, loop),
         make_batch=device.make_batch,
         autocast=None if dtype is None else partial(device.autocast, dtype),
-        clip=_clipping([local_tensor(p) for p in trainable], loop.max_grad_norm),
+        clip=clipping([local_tensor(p) for p in trainable], loop.max_grad_norm),
         gradients=LocalGradients(trainable),
         loop=loop,
         grad_accum=job.grad_accum,
@@ -128,13 +128,15 @@ def _all_blocks(
     return expand(parameters, [layers.get(id(p), NO_LAYER) for p in parameters], depth)
 
 
-def _vocab_size(model: nn.Module) -> int:
+def vocab_size(model: nn.Module) -> int:
+    """Rows of the output embedding; 0 where there is none."""
     get = getattr(model, "get_output_embeddings", None)
     head = get() if callable(get) else None
     return int(head.weight.shape[0]) if head is not None else 0
 
 
-def _clipping(parameters: list[torch.Tensor], max_norm: float) -> partial[torch.Tensor] | None:
+def clipping(parameters: list[torch.Tensor], max_norm: float) -> partial[torch.Tensor] | None:
+    """Clips the gradients of `parameters`; None for no limit."""
     if not max_norm:
         return None
     return partial(nn.utils.clip_grad_norm_, parameters, max_norm, foreach=True)
@@ -165,7 +167,7 @@ def _simulate(case: Case, *, whole: bool) -> DryRunResult:
     with warnings.catch_warnings(), device.libraries():
         warnings.simplefilter("ignore")
         model, depth = build(case, whole=whole)
-        counts = _count_parameters(model, depth)
+        counts = count_parameters(model, depth)
         with fake_world(case.step.layout.num_gpus):
             meshes = build_meshes(case.step, device_type="cpu")
             try:
@@ -179,7 +181,7 @@ def _simulate(case: Case, *, whole: bool) -> DryRunResult:
     return replace(_result(case, entries), num_parameters=own, num_trainable_parameters=trained)
 
 
-def _count_parameters(model: nn.Module, depth: int) -> tuple[int, int]:
+def count_parameters(model: nn.Module, depth: int) -> tuple[int, int]:
     """Parameters of the model without its adapters, and those that are trained with them."""
     adapters = {id(p) for name, p in model.named_parameters() if ".lora_" in name}
     every = _all_blocks(list(model.parameters()), find_blocks(model), depth)
@@ -208,7 +210,7 @@ def _run(
     """Two steps; the trace."""
     blocks = find_blocks(model)
     watch_blocks(blocks, entered=device.entered_block, reached=device.reached_block)
-    device.trace.vocab_sizes = frozenset({_vocab_size(model)})
+    device.trace.vocab_sizes = frozenset({vocab_size(model)})
     materialise(model)
     model = apply_method(model, blocks, case, meshes)
     with recorder:

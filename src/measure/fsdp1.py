@@ -37,7 +37,7 @@ def wrap_fsdp1(model: nn.Module, blocks: list[nn.Module], case: Case, mesh: Any)
         auto_wrap_policy=policy,
         backward_prefetch=BackwardPrefetch.BACKWARD_PRE,
         mixed_precision=mixed,
-        device_id=torch.device("cpu"),
+        device_id=next(model.parameters()).device,
         limit_all_gathers=True,
         use_orig_params=True,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -93,23 +93,44 @@ def check_layout(step: Step, loop: LoopOptions) -> None:
 
 
 def apply_method(
-    model: nn.Module, blocks: list[nn.Module], case: Case, meshes: Meshes
+    model: nn.Module,
+    blocks: list[nn.Module],
+    case: Case,
+    meshes: Meshes,
+    *,
+    make_real: Callable[[nn.Module], None] | None = None,
 ) -> nn.Module:
     """`model`, split over the tensor-parallel group and sharded.
 
     `DistributedDataParallel` is not applied here: its reducer runs on real GPUs only.
+
+    Args:
+        model: on a device, or on the meta device if `make_real` is given.
+        blocks: its blocks.
+        case: the step.
+        meshes: its device meshes.
+        make_real: puts what is on the meta device of a module on the GPU; called for each block
+            before it is sharded, so that the whole model need not fit.
     """
     if meshes.tensor is not None:
+        if make_real is not None:
+            make_real(model)
         parallelize(model, blocks, meshes.tensor)
     if not case.step.method.is_fsdp or meshes.data is None:
         return model
     if case.loop.fsdp1:
         return wrap_fsdp1(model, blocks, case, meshes.data)
-    _fully_shard(model, blocks, case, meshes.data)
+    _fully_shard(model, blocks, case, meshes.data, make_real or (lambda _module: None))
     return model
 
 
-def _fully_shard(model: nn.Module, blocks: list[nn.Module], case: Case, mesh: Any) -> None:
+def _fully_shard(
+    model: nn.Module,
+    blocks: list[nn.Module],
+    case: Case,
+    mesh: Any,
+    make_real: Callable[[nn.Module], None],
+) -> None:
     """Each block a unit, the root the last one (accelerate's `fsdp2_prepare_model`).
 
     accelerate gives `MixedPrecisionPolicy` the half-precision dtype for parameters, for the
@@ -122,7 +143,9 @@ def _fully_shard(model: nn.Module, blocks: list[nn.Module], case: Case, mesh: An
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce, output_dtype=dtype)
     reshard = case.step.method is not Method.FSDP_GRAD
     for block in blocks:
+        make_real(block)
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    make_real(model)
     if case.loop.fsdp_split_root:
         _shard_ends(model, mesh, policy, reshard)
     fully_shard(

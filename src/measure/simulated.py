@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -28,14 +28,20 @@ ASSUMED_STEP = 2.0
 """Value of the optimizer's step counter; no size depends on it."""
 
 
-def materialise(model: nn.Module) -> None:
-    """Replace every meta parameter and buffer by a fake tensor, tied ones once."""
+def materialise(model: nn.Module, *, device: torch.device | str = "cpu") -> Iterable[torch.Tensor]:
+    """Replace every meta parameter and buffer by an empty tensor on `device`, tied ones once.
+
+    Within a fake-tensor mode these are fake.
+
+    Returns:
+        The new tensors.
+    """
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def real(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in made:
             new = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
             )
             if isinstance(tensor, nn.Parameter):
                 new = nn.Parameter(new, requires_grad=tensor.requires_grad)
@@ -49,6 +55,7 @@ def materialise(model: nn.Module) -> None:
             for name, value in store.items():
                 if isinstance(value, torch.Tensor) and value.is_meta:
                     store[name] = real(value)
+    return [new for _, new in made.values()]
 
 
 @contextmanager

@@ -10,6 +10,7 @@ Case (every key but `model` has a default; unknown keys are refused):
      "checkpointing": "full|none", "attention": "flash|sdpa|eager", "loss": "standard",
      "method": "single|ddp|fsdp|fsdp-grad|tp|ddp+tp|fsdp+tp",
      "layout": {"dp": 1, "tp": 1, "shard": 1},
+     "device": "simulated|cuda",
      "gpu": {"sku": "a100-80gb", "compute_capability": [8, 0], "usable_gib": 79.25, ...},
      "loop": {"max_grad_norm": 1.0, "reentrant_checkpointing": false, "hold_outputs": false, ...}}
 
@@ -24,6 +25,10 @@ bytes are still those that it needs), `source` (always "simulated"), `level`, `p
 `num_events`, `versions`, `reservation` (`reserved_bytes`, `device_bytes`, `oom_message`, ...),
 `notes`, `num_parameters`, `num_trainable_parameters`. Exit 0. Wrong input, or a model whose code
 cannot be simulated: one line on stderr, exit 1.
+
+`device=cuda` measures the same step on the first visible GPU (`gpu` is not used) and gives
+`Measurement.to_json()`: the same keys but `ledger` and `num_events`, and `comm`, `step_seconds`,
+`instant_reserved_peaks`, `environment`. Without a CUDA GPU: one line, exit 1.
 
 `--serve`: a case a line until stdin ends; a line `{"row": ...}` or `{"error": {"key", "value",
 "allowed"}}` for each. Whatever else a library prints goes to stderr.
@@ -61,6 +66,8 @@ def answer(raw: object) -> dict[str, Any]:
     snapshot = timeline = None
     if isinstance(case_keys, dict):
         snapshot, timeline = case_keys.pop("snapshot", None), case_keys.pop("timeline", None)
+    if isinstance(case_keys, dict) and case_keys.get("device", "simulated") != "simulated":
+        return _measure(case_keys, wants_trace=snapshot is not None or bool(timeline))
     case, result = _simulate(json.dumps(case_keys, sort_keys=True))
     row = result.to_json()
     if snapshot is not None:
@@ -70,6 +77,18 @@ def answer(raw: object) -> dict[str, Any]:
 
         row["timeline"] = timeline_of(result.events, step=result.measured_step).to_json()
     return row
+
+
+def _measure(raw: object, *, wants_trace: bool) -> dict[str, Any]:
+    """The row of a measurement on this machine's GPU."""
+    case = parse_case(raw)
+    if wants_trace:
+        raise UserError(
+            key="device", value=case.device, allowed="simulated, with snapshot or timeline"
+        )
+    from src.measure.cuda import measure
+
+    return measure(case).to_json()
 
 
 @lru_cache(maxsize=_KEPT_RESULTS)
@@ -98,13 +117,20 @@ def serve() -> int:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         for line in _lines():
             try:
-                reply: dict[str, Any] = {"row": answer(json.loads(line))}
+                reply: dict[str, Any] = {"row": answer(_simulated(json.loads(line)))}
             except UserError as error:
                 words = {"key": error.key, "value": str(error.value), "allowed": error.allowed}
                 reply = {"error": words}
             channel.write(json.dumps(reply) + "\n")
             channel.flush()
     return 0
+
+
+def _simulated(raw: Any) -> object:
+    """`raw`, unless it asks for a measurement: that needs a process of its own."""
+    if isinstance(raw, dict) and raw.get("device", "simulated") != "simulated":
+        raise UserError(key="device", value=raw["device"], allowed="simulated, with --serve")
+    return raw
 
 
 def _lines() -> Iterator[str]:

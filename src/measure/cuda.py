@@ -1,0 +1,299 @@
+"""One training step on a real CUDA GPU: the dry run's step on real tensors, measured.
+
+Weights are random: bytes do not depend on their values. On more than one GPU this process is rank 0
+of a group whose collectives send nothing, so that NCCL's own bytes are missing; the row says
+`comm=fake`. A measurement needs a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from src.errors import UserError
+from src.measure.blocks import find_blocks
+from src.measure.build import autocast_dtype
+from src.measure.case import Case
+from src.measure.cuda_statistics import Statistics, TorchStatistics, driver_version
+from src.measure.dry_run import (
+    build,
+    check,
+    clipping,
+    count_parameters,
+    library_versions,
+    vocab_size,
+)
+from src.measure.kernels import DISTINCT_TOKEN_FRACTION
+from src.measure.measurement import Measurement, Watch
+from src.measure.methods import (
+    LocalGradients,
+    apply_method,
+    build_meshes,
+    fake_world,
+    local_tensor,
+)
+from src.measure.optimizers import build_optimizer
+from src.measure.simulated import materialise
+from src.measure.training import Training, run_steps, watch_blocks
+from src.spec import Gpu, Method
+from src.units import GIB
+
+INITIAL_DEVIATION = 0.02
+"""Standard deviation of random matrices; vectors are ones."""
+
+SEED = 0
+
+NOTES = (
+    "weights are random, buffers zero",
+    f"a batch's tokens are drawn from {DISTINCT_TOKEN_FRACTION:.0%} as many ids",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """What a step is measured on.
+
+    Attributes:
+        device: the GPU; tests run the same step on the CPU.
+        statistics: that GPU's.
+        environment: what the row says about the machine.
+    """
+
+    device: torch.device
+    statistics: Statistics
+    environment: Mapping[str, object]
+
+
+def measure(case: Case) -> Measurement:
+    """Peaks of the case's second optimizer step on the first visible GPU.
+
+    A step that does not fit is an outcome, not an error. The case's `gpu` is not used.
+
+    Raises:
+        UserError: there is no CUDA GPU, or the case cannot be built or measured.
+    """
+    if not torch.cuda.is_available():
+        raise UserError(key="device", value="cuda", allowed=f"torch sees no CUDA GPU ({_why()})")
+    check_measurable(case)
+    case = replace(case, step=replace(case.step, gpu=_this_gpu(case.step.gpu)))
+    check(case)
+    target = Target(
+        device=torch.device("cuda", 0),
+        statistics=TorchStatistics(),
+        environment=_environment(),
+    )
+    return run(case, target)
+
+
+def _why() -> str:
+    if torch.version.cuda is None:
+        return "this build of torch is without CUDA"
+    return "no driver, or none visible"
+
+
+def check_measurable(case: Case) -> None:
+    """Refuse what only the simulated device runs.
+
+    Raises:
+        UserError: says why, in one line.
+    """
+    if case.loop.nf4:
+        raise UserError(
+            key="loop.nf4", value="true", allowed="with device=simulated: it is a stand-in"
+        )
+    if case.step.method is Method.DDP_TP:
+        raise UserError(
+            key="method",
+            value=case.step.method,
+            allowed="with device=simulated: DistributedDataParallel takes no split parameters",
+        )
+
+
+def _this_gpu(gpu: Gpu) -> Gpu:
+    found = torch.cuda.get_device_properties(0)
+    return replace(
+        gpu,
+        name=found.name,
+        compute_capability=(found.major, found.minor),
+        usable_gib=found.total_memory / GIB,
+        sm_count=found.multi_processor_count,
+        context_mib=None,
+    )
+
+
+def _environment() -> dict[str, object]:
+    found = torch.cuda.get_device_properties(0)
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    return {
+        "gpu": found.name,
+        "compute_capability": [found.major, found.minor],
+        "capacity_bytes": found.total_memory,
+        "driver": driver_version(),
+        "cuda": torch.version.cuda,
+        "allocator_config": next((os.environ[n] for n in names if n in os.environ), ""),
+    }
+
+
+def run(case: Case, target: Target) -> Measurement:
+    """Build the case on the target, run two steps and read its statistics."""
+    watch = Watch(target.statistics)
+    target.statistics.reset_peaks()
+    seconds: float | None = None
+    message: str | None = None
+    counts = (0, 0)
+    with warnings.catch_warnings(), fake_world(case.step.layout.num_gpus):
+        warnings.simplefilter("ignore")
+        torch.manual_seed(SEED)
+        model, _ = build(case, whole=True)
+        counts = count_parameters(model, 0)
+        try:
+            training = _prepare(case, model, target.device, watch)
+            seconds = _run_timed(training, watch, target.statistics)
+        except torch.cuda.OutOfMemoryError as error:
+            message = str(error)
+        except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+            raise _cannot_measure(case, error) from error
+    return _row(case, target, watch, seconds=seconds, message=message, counts=counts)
+
+
+def _row(
+    case: Case,
+    target: Target,
+    watch: Watch,
+    *,
+    seconds: float | None,
+    message: str | None,
+    counts: tuple[int, int],
+) -> Measurement:
+    where = watch.instant
+    watch.close(always=message is not None)
+    memory, device = target.statistics.memory(), target.statistics.device()
+    outcome = "oom" if message is not None else "invalid" if device.num_others else "ok"
+    return Measurement(
+        outcome=outcome,
+        source="measured" if target.device.type == "cuda" else "simulated",
+        comm="none" if case.step.layout.num_gpus == 1 else "fake",
+        allocated_peaks=watch.allocated_peaks,
+        reserved_peaks=watch.reserved_peaks,
+        after_step_bytes=memory.allocated_bytes,
+        memory=memory,
+        device=device,
+        step_seconds=seconds,
+        oom_instant=None if message is None else where.value,
+        oom_message=message,
+        environment=target.environment,
+        versions=library_versions(),
+        notes=NOTES,
+        num_parameters=counts[0],
+        num_trainable_parameters=counts[1],
+    )
+
+
+def _cannot_measure(case: Case, error: Exception) -> UserError:
+    reason = next((line for line in str(error).splitlines() if line.strip()), "")
+    return UserError(
+        key="model",
+        value=case.step.job.model.name,
+        allowed=f"its step cannot be measured: {type(error).__name__}: {reason[:300]}",
+    )
+
+
+def _prepare(case: Case, model: nn.Module, device: torch.device, watch: Watch) -> Training:
+    step, job, loop = case.step, case.step.job, case.loop
+    blocks = find_blocks(model)
+    watch.num_blocks = len(blocks)
+    watch_blocks(blocks, entered=lambda _index: None, reached=watch.reached_block)
+    vocabulary = vocab_size(model)
+    meshes = build_meshes(step, device_type=device.type)
+    if not step.method.is_fsdp or loop.fsdp1 or meshes.data is None:
+        make_real(model, device)
+    model = apply_method(model, blocks, case, meshes, make_real=partial(make_real, device=device))
+    if step.method is Method.DDP and step.layout.dp > 1:
+        model = _replicate(model, device)
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    dtype = torch.bfloat16 if loop.autocast_half_weights else autocast_dtype(job.precision)
+    return Training(
+        model=model,
+        optimizer=build_optimizer(model, job, loop),
+        make_batch=partial(_batch, case, vocabulary, device),
+        autocast=None if dtype is None else partial(torch.autocast, device.type, dtype=dtype),
+        clip=clipping([local_tensor(p) for p in trainable], loop.max_grad_norm),
+        gradients=LocalGradients(trainable),
+        loop=loop,
+        grad_accum=job.grad_accum,
+    )
+
+
+def _replicate(model: nn.Module, device: torch.device) -> nn.Module:
+    """`model` in `DistributedDataParallel`, whose buckets are handed back as they were filled.
+
+    Without a hook the reducer waits for the result of its collective, and a fake group has none.
+    """
+    from torch._C._distributed_c10d import GradBucket
+
+    def keep(_state: object, bucket: Any) -> Any:
+        future: Any = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
+        future.set_result(bucket.buffer())
+        return future
+
+    # PyTorch compares the annotations with the classes themselves.
+    keep.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    replica = nn.parallel.DistributedDataParallel(model)
+    replica.register_comm_hook(None, keep)
+    return replica
+
+
+def make_real(model: nn.Module, device: torch.device) -> None:
+    """Replace the model's meta tensors by real ones on `device`, tied ones once.
+
+    What is no longer on the meta device is left alone, so that a model can be made real and sharded
+    block by block.
+    """
+    waiting = [p for p in model.parameters() if p.is_meta]
+    if not waiting and not any(buffer.is_meta for buffer in model.buffers()):
+        return
+    fresh = materialise(model, device=device)
+    with torch.no_grad():
+        for tensor in fresh:
+            _fill(tensor)
+
+
+def _fill(tensor: torch.Tensor) -> None:
+    """Random matrices and ones for parameters, zeros for buffers (positions have to be valid)."""
+    if not isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
+        tensor.zero_()
+    elif tensor.dim() > 1:
+        tensor.normal_(std=INITIAL_DEVIATION)
+    else:
+        tensor.fill_(1.0)
+
+
+def _batch(case: Case, vocabulary: int, device: torch.device) -> Mapping[str, torch.Tensor]:
+    """Token ids and labels, int64."""
+    shape = (case.step.micro_batch, case.step.job.seq_len)
+    count = round(shape[0] * shape[1] * DISTINCT_TOKEN_FRACTION)
+    ids = max(1, min(vocabulary, count))
+    names = ["input_ids", "labels"] + ["attention_mask"] * case.loop.attention_mask_input
+    return {name: torch.randint(ids, shape, device=device) for name in names}
+
+
+def _run_timed(training: Training, watch: Watch, statistics: Statistics) -> float:
+    """Two steps; wall seconds of the second one."""
+    started = 0.0
+
+    def after_first() -> None:
+        nonlocal started
+        statistics.synchronize()
+        started = time.perf_counter()
+
+    run_steps(training, watch, after_first=after_first)
+    statistics.synchronize()
+    return time.perf_counter() - started
