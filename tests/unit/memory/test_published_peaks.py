@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from src.memory import Instant, estimate_step
-from src.spec import Attention, Job, Method, Optimizer, Precision, Step
-from tests.jobs import step_of, zoo_model
+from src.spec import Attention, Checkpointing, Job, Method, Optimizer, Precision, Step
+from tests.jobs import LORA, step_of, zoo_model
 
 PUBLISHED = Path(__file__).parents[4] / "shared" / "measurements" / "published.csv"
 MODELS = {
@@ -51,6 +51,22 @@ def test_mistral_7b(precision: str, gpus: int, micro_batch: int, published: int)
     estimate = estimate_step(step_of(job, method, gpus=gpus, micro_batch=micro_batch))
     assert estimate.peak_instant is Instant.OPTIMIZER_STEP
     assert estimate.peak_bytes.allocated == pytest.approx(published, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "changes", "replayed"),
+    [
+        (1, {"checkpointing": Checkpointing.NONE}, 45.4e9),
+        (1, {}, 17.4e9),
+        (4, {"attention": Attention.EAGER}, 46.8e9),
+    ],
+)
+def test_mistral_7b_with_lora(micro_batch: int, changes: dict[str, Any], replayed: float) -> None:
+    """Replays of the published LoRA run (r 16 on q, k, v, o; dropout 0.1), one switch at a time."""
+    finetune = replace(LORA, dropout=0.1)
+    job = replace(JOB, precision=Precision.BF16_TRUE, finetune=finetune, **changes)
+    peak = estimate_step(step_of(job, micro_batch=micro_batch)).peak_bytes.allocated
+    assert peak == pytest.approx(replayed, rel=0.01)
 
 
 def _step(row: dict[str, str]) -> Step | None:
