@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from src.memory.columns import Column, columns
@@ -63,12 +63,14 @@ def peak_allocated(
 ) -> Any:
     """Peak allocated bytes; micro batch and sequence may be numpy arrays.
 
-    `job.seq_len` is not looked at.
+    An array of lengths is taken to lie where `job.seq_len` does: beyond the same sliding windows.
 
     Raises:
         UserError: the config or the attention implementation is impossible.
     """
     shape = Shape.of(micro_batch, seq_len)
+    if isinstance(seq_len, int) and seq_len != job.seq_len:
+        job = replace(job, seq_len=seq_len)
     peak: Any = 0
     for column in columns(job, method, layout, gpu):
         size = column.size.at(shape)

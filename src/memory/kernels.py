@@ -53,7 +53,8 @@ def choose_kernel(decoder: Decoder, job: Job, gpu: Gpu, *, masked: bool = False)
 
     Flash needs a half precision, compute capability 8.0, heads of equal widths up to 256, and no
     additive mask. The memory-efficient kernel takes masks and fp32, but no grouped key and value
-    heads, and no bf16 before compute capability 8.0; what neither takes goes to the math kernel.
+    heads, no bf16 before compute capability 8.0 and only heads of a multiple of 8 (fp32: 4); what
+    neither takes goes to the math kernel.
 
     Raises:
         UserError: `attention=flash` where the GPU, the family or the precision has none.
@@ -83,7 +84,8 @@ def choose_kernel(decoder: Decoder, job: Job, gpu: Gpu, *, masked: bool = False)
         return Kernel.MATH
     if heads.num_kv_heads != heads.num_heads and _keeps_groups(heads, masked=masked):
         return Kernel.MATH
-    return Kernel.EFFICIENT
+    aligned = heads.head_dim % (8 if job.precision.compute_bytes == 2 else 4) == 0
+    return Kernel.EFFICIENT if aligned else Kernel.MATH
 
 
 def _keeps_groups(heads: AttentionOp, *, masked: bool) -> bool:

@@ -55,3 +55,11 @@ def test_flash_that_does_not_exist_is_refused(name: str, precision: Precision, s
 def test_eager_is_eager() -> None:
     job = replace(Job(model=zoo_model("opt-1.3b")), attention=Attention.EAGER)
     assert choose_kernel(describe(job.model), job, gpu()) is Kernel.EAGER
+
+
+def test_heads_that_do_not_divide_by_eight_go_to_the_math_kernel() -> None:
+    model = zoo_model("opt-1.3b", hidden_size=3200, word_embed_proj_dim=3200)  # heads of 100
+    job = Job(model=model, precision=Precision.FP16_MIXED)
+    assert choose_kernel(describe(model), job, gpu("v100-16gb")) is Kernel.MATH
+    wide = replace(job, precision=Precision.FP32)
+    assert choose_kernel(describe(model), wide, gpu("v100-16gb")) is Kernel.EFFICIENT

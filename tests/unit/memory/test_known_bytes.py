@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from src.architecture import describe
-from src.memory import Instant, Term, count_model, estimate_step, ledger_of
+from src.memory import Instant, Term, count_model, estimate_step, ledger_of, peak_allocated
 from src.spec import Attention, Job, Method, Optimizer, Precision
 from tests.jobs import LORA, step_of, zoo_model
 
@@ -134,3 +134,12 @@ def test_published_full_fine_tuning_in_pure_bf16() -> None:
             float(row["measured_value"]), rel=0.01
         )
     assert seen
+
+
+def test_a_length_beyond_a_sliding_window_counts_whatever_the_job_says() -> None:
+    job = replace(MISTRAL, seq_len=512, attention=Attention.SDPA)
+    longer = replace(job, seq_len=8192)
+    card = step_of(job).gpu
+    asked = (Method.SINGLE, step_of(job).layout, card)
+    peaks = [peak_allocated(one, *asked, micro_batch=2, seq_len=8192) for one in (job, longer)]
+    assert peaks[0] == peaks[1]
