@@ -61,6 +61,7 @@ class Event:
         instant: window of the step.
         owner: whose bytes.
         step: optimizer step, 0 while loading.
+        used_by: of a free: other streams that may still use the block (`record_stream`).
     """
 
     block: int
@@ -69,3 +70,4 @@ class Event:
     instant: Instant
     owner: Owner
     step: int
+    used_by: tuple[int, ...] = ()

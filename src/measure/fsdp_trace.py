@@ -82,9 +82,13 @@ def following_fsdp(trace: Trace) -> Iterator[None]:
     parameter = importlib.import_module(f"{package}._fsdp_param").FSDPParam
     collectives = importlib.import_module(f"{package}._fsdp_collectives")
     flat = importlib.import_module("torch.distributed.fsdp._flat_param").FlatParamHandle
+    flat_module = importlib.import_module("torch.distributed.fsdp._flat_param")
+    runtime = importlib.import_module("torch.distributed.fsdp._runtime_utils")
     buffers = Owner.COMMUNICATION_BUFFERS
     replacements: list[tuple[Any, str, Any]] = [
         *_real_meshes(),
+        (flat_module, "_no_dispatch_record_stream", trace.note_use),
+        (runtime, "_no_dispatch_record_stream", trace.note_use),
         (
             flat,
             "init_flat_param_attributes",

@@ -42,6 +42,7 @@ def events(entries: Sequence[Entry]) -> tuple[Event, ...]:
                 instant=entry.instant,
                 owner=final_owner(entry.block),
                 step=entry.step,
+                used_by=() if entry.num_bytes > 0 else tuple(sorted(entry.block.used_by)),
             )
         )
     return tuple(out)

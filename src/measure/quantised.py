@@ -31,17 +31,19 @@ def _dequantise(layer: Any, dtype: torch.dtype) -> torch.Tensor:
 
 class _MatMul4Bit(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, weight: torch.Tensor, layer: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, layer: Any
+    ) -> torch.Tensor:
         ctx.layer = layer
         ctx.save_for_backward(weight)
         dense = _dequantise(layer, layer.compute_dtype).to(tensor.dtype)
-        return nn.functional.linear(tensor, dense)
+        return nn.functional.linear(tensor, dense, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (grad,) = grads
         dense = _dequantise(ctx.layer, ctx.layer.compute_dtype).to(grad.dtype)
-        return torch.matmul(grad, dense), None, None
+        return torch.matmul(grad, dense), None, None, None
 
 
 class Nf4Linear(nn.Linear):
@@ -81,9 +83,8 @@ class Nf4Linear(nn.Linear):
         """The product in the compute dtype, the result in the input's."""
         dtype = input.dtype
         tensor = input.to(self.compute_dtype)
-        out: torch.Tensor = _MatMul4Bit.apply(tensor, self.weight, self)  # type: ignore[no-untyped-call]
-        if self.bias is not None:
-            out = out + self.bias.to(out.dtype)
+        bias = None if self.bias is None else self.bias.to(self.compute_dtype)
+        out: torch.Tensor = _MatMul4Bit.apply(tensor, self.weight, bias, self)  # type: ignore[no-untyped-call]
         return out.to(dtype)
 
 

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from src.measure.allocator import AllocatorConfig, CachingAllocator, OomReport, SimulatedOomError
 from src.measure.events import Event
+from src.measure.stream_use import StreamUse
 from src.spec import Gpu
 from src.units import MIB
 
 ASSUMED_CONTEXT_BYTES = 512 * MIB
 """CUDA context and loaded kernels of a GPU for which nobody has measured them."""
 
-ASSUMED_NCCL_BYTES = 512 * MIB
-"""NCCL's buffers and kernels for one communicator of a few GPUs in a node; not measured here."""
+ASSUMED_NCCL_BYTES = 1485 * MIB
+"""NCCL's buffers and kernels of one communicator in a node, as published for two A100-SXM: 563 MiB
+before the first barrier, 2,048 MiB after it (stas00/ml-engineering, training/performance)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +68,7 @@ def reserve(
     allocator = CachingAllocator(
         config=config, capacity_bytes=gpu.usable_bytes, outside_bytes=outside
     )
-    addresses: dict[int, int] = {}
+    replay = StreamUse(allocator)
     step = 0
     oom: OomReport | None = None
     where: str | None = None
@@ -75,11 +77,8 @@ def reserve(
             step = event.step
             if step == measured_step:
                 allocator.statistics.reset_peak()
-        if not event.num_bytes:
-            allocator.free(addresses.pop(event.block))
-            continue
         try:
-            addresses[event.block] = allocator.malloc(event.num_bytes, stream=event.stream)
+            replay.apply(event)
         except SimulatedOomError as error:
             oom, where = error.report, event.instant.value
             break

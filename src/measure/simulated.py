@@ -20,6 +20,7 @@ from src.measure.events import Instant, Owner
 from src.measure.flash import simulated_flash_attention
 from src.measure.fsdp_trace import following_fsdp
 from src.measure.kernels import KernelWorkspace, run_as_cuda
+from src.measure.loading import flat_parameters, loading, transient_bytes
 from src.measure.methods import local_tensor
 from src.measure.trace import NO_LAYER, Recorder, Trace
 from src.spec import Attention, Step
@@ -151,17 +152,27 @@ class SimulatedDevice:
             yield recorder
 
     def follow_weights(self, model: nn.Module, blocks: list[nn.Module]) -> None:
-        """Start the record with this rank's parameters and the buffers."""
+        """Start the record with this rank's parameters and the buffers.
+
+        Blocks come before what is outside them, as wrappers shard them.
+        """
         layers = {id(m): index for index, block in enumerate(blocks) for m in block.modules()}
-        for module in model.modules():
+        modules, units = list(model.modules()), flat_parameters(model)
+        if self._step.method.is_fsdp:
+            modules.sort(key=lambda module: id(module) not in layers)
+        for module in modules:
             layer = layers.get(id(module), NO_LAYER)
-            for tensor in (
+            tensors = (
                 *module._parameters.values(),
                 *module._buffers.values(),
                 *vars(module).values(),
-            ):
-                if isinstance(tensor, torch.Tensor):
-                    self.trace.follow(local_tensor(tensor), Owner.WEIGHTS, layer=layer)
+            )
+            flat = units.get(id(module))
+            sizes = transient_bytes(module, flat) if flat is not None or not units else []
+            with loading(self.trace, sizes, flat=flat, layer=layer):
+                for tensor in tensors:
+                    if isinstance(tensor, torch.Tensor):
+                        self.trace.follow(local_tensor(tensor), Owner.WEIGHTS, layer=layer)
 
     def add_buffers(self, sizes: list[int]) -> None:
         """Communication buffers that live as long as the model."""

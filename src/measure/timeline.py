@@ -11,6 +11,7 @@ from typing import Any
 from src.measure.allocator import CachingAllocator, SimulatedOomError
 from src.measure.events import Event, Instant, Owner
 from src.measure.snapshot import TraceRecorder, write_snapshot
+from src.measure.stream_use import StreamUse
 from src.units import ALLOCATION_GRANULARITY_BYTES
 
 MOST_MOMENTS = 1500
@@ -131,15 +132,12 @@ def write_trace(
     allocator = CachingAllocator(
         capacity_bytes=capacity_bytes, outside_bytes=outside_bytes, observer=recorder
     )
-    addresses: dict[int, int] = {}
+    replay = StreamUse(allocator)
     for event in events:
-        if not event.num_bytes:
-            allocator.free(addresses.pop(event.block))
-            continue
         recorder.owner = event.owner.value
         recorder.label = f"{event.instant.value}, step {event.step}"
         try:
-            addresses[event.block] = allocator.malloc(event.num_bytes, stream=event.stream)
+            replay.apply(event)
         except SimulatedOomError:
             break
     write_snapshot(path, events=recorder.events, segments=allocator.segments())

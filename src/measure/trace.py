@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -37,6 +37,7 @@ class Block:
         layer: the transformer block in whose stretch of the step it was born, or whose parameter it
             belongs to; `NO_LAYER` outside the blocks, None where that is not known yet.
         home: the transformer block whose parameter it is the gradient of; None for anything else.
+        used_by: other streams that use it, as `record_stream` tells the caching allocator.
     """
 
     number: int
@@ -48,6 +49,7 @@ class Block:
     outlived: bool = False
     layer: int | None = None
     home: int | None = None
+    used_by: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
@@ -194,6 +196,13 @@ class Trace:
             known = self._live.get(tensor.untyped_storage()._cdata)
             if known is not None:
                 known[0].owner = owner
+
+    def note_use(self, tensor: torch.Tensor, stream: object) -> None:
+        """`stream` uses the storage of `tensor`, which may belong to another (`record_stream`)."""
+        known = self._live.get(tensor.untyped_storage()._cdata)
+        number = self._streams.setdefault(id(stream), len(self._streams))
+        if known is not None and number != known[0].stream:
+            known[0].used_by.add(number)
 
     def settle(self, gradient: torch.Tensor, parameter: torch.Tensor) -> None:
         """`gradient` is the parameter's: say so, and whose block it belongs to from now on."""
