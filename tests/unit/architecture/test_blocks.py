@@ -102,7 +102,9 @@ def test_tensor_parallelism_splits_in_pairs(name: str) -> None:
     """What a Linear splits by its outputs, another one puts together again by its inputs."""
     for block in described(name).blocks:
         split = Counter(op.parallel for op in block.ops if isinstance(op, Linear))
-        assert split[Parallel.COLUMN] >= split[Parallel.ROW] >= 1
+        assert split[Parallel.COLUMN] >= split[Parallel.ROW]
+        assert split[Parallel.COLUMN_GATHERED] >= split[Parallel.ROW_SCATTERED]
+        assert split[Parallel.ROW] + split[Parallel.ROW_SCATTERED] >= 1
 
 
 @pytest.mark.parametrize("name", SMALL_CONFIGS)
