@@ -1,9 +1,10 @@
 """The dry run against published A100-80GB bytes, under the library versions of those runs.
 
 `test_dry_run_published.csv` holds rows of fms-acceleration's benchmark (Apache-2.0; each row has
-its address). They ran torch 2.4.1, transformers 4.48.1 and peft 0.13.2. Name a Python that has
-those transformers and peft (any torch that runs the dry run) in PEAKCAST_PUBLISHED_PYTHON, then
-`pytest -m slow tests/integration/test_dry_run_published.py -s` prints the table.
+its address): `max_memory_allocated`, and nvidia-smi's peak less what the idle GPU showed. They ran
+torch 2.4.1, transformers 4.48.1 and peft 0.13.2. Name a Python that has those transformers and peft
+(any torch that runs the dry run) in PEAKCAST_PUBLISHED_PYTHON, then
+`pytest -m slow tests/integration/test_dry_run_published.py` writes `docs/dry-run-accuracy.md`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from typing import Any
 
 import pytest
 
+from tests.accuracy_table import comparison, document
+
+TABLE = Path(__file__).parents[2] / "docs" / "dry-run-accuracy.md"
 PYTHON = os.environ.get("PEAKCAST_PUBLISHED_PYTHON")
 ROWS = list(csv.DictReader(Path(__file__).with_suffix(".csv").read_text().splitlines()))
 MISTRAL = {
@@ -77,6 +81,7 @@ def case_of(row: dict[str, str]) -> dict[str, Any]:
         "attention": "flash",
         "method": "single" if gpus == 1 else "fsdp",
         "layout": {"dp": gpus, "shard": gpus},
+        "gpu": {"context_mib": 481, "usable_gib": 79.15},
         "loop": {
             "reentrant_checkpointing": True,
             "attention_mask_input": True,
@@ -106,14 +111,11 @@ def simulate(row: dict[str, str]) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.skipif(PYTHON is None, reason="PEAKCAST_PUBLISHED_PYTHON names no interpreter")
 def test_published_bytes_are_reproduced() -> None:
-    errors = []
-    for row in ROWS:
-        peak = simulate(row)["peak_bytes"]
-        measured = int(row["measured_bytes"])
-        errors.append(abs(peak / measured - 1))
-        print(
-            f"{row['id']} {row['model']:38} {row['finetune']:6} x{row['gpus']} "
-            f"{row['micro_batch']:>2} {measured:>13} {peak:>13} {peak / measured - 1:+.4%}"
-        )
-    assert statistics.median(errors) <= 0.001
-    assert max(errors) <= 0.01
+    compared = [comparison(row, simulate(row)) for row in ROWS]
+    TABLE.write_text(document(compared), encoding="utf-8")
+    allocated = [abs(row.allocated_error) for row in compared]
+    device = [abs(row.device_error) for row in compared]
+    assert statistics.median(allocated) <= 0.001
+    assert max(allocated) <= 0.01
+    assert statistics.median(device) <= 0.04
+    assert max(device) <= 0.25
