@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+LISTED = ("model", "gpu", "method")
+"""Keys whose values `list=` prints."""
+
 
 class UserError(Exception):
     """The input is wrong. Commands print it as one line on stderr and exit with 1.
@@ -50,6 +53,7 @@ def unknown_name(*, key: str, value: str, known: Iterable[str], what: str) -> Us
         )
     if len(names) <= 12:
         return UserError(key=key, value=value, allowed=f"allowed: {', '.join(names)}")
-    return UserError(
-        key=key, value=value, allowed=f"not among the {len(names)} {what}; list={key}s prints them"
-    )
+    allowed = f"not among the {len(names)} {what}: {', '.join(names)}"
+    if key in LISTED:
+        allowed = f"not among the {len(names)} {what}; list={key}s prints them"
+    return UserError(key=key, value=value, allowed=allowed)

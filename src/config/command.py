@@ -22,6 +22,8 @@ def emit(text: str) -> None:
         UserError: stdout cannot be written (a full disk).
         BrokenPipeError: nobody reads it any more.
     """
+    if sys.stdout is None:
+        raise UserError(key="stdout", value="closed", allowed="the answer has to go somewhere")
     encoding = sys.stdout.encoding or "utf-8"
     try:
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))

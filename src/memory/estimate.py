@@ -13,6 +13,10 @@ from src.memory.terms import Instant, Term
 from src.spec import Gpu, Job, Layout, Method, Step
 from src.units import Levels
 
+LOSS_BLOCKS = 3
+"""The loss's backward holds three blocks as large as the logits. Replays through the simulated
+allocator strand about one more: freed blocks of half-precision logits that none of them fits."""
+
 Ledger = Mapping[Instant, Mapping[Term, int]]
 
 
@@ -93,9 +97,13 @@ def estimate_step(step: Step) -> Estimate:
     totals = {instant: sum(cells.values()) for instant, cells in ledger.items()}
     peak_instant = max(totals, key=lambda instant: totals[instant])
     levels = level_model(step.method, step.layout, step.gpu)
+    loss = ledger[Instant.LOSS_BACKWARD]
+    stranded = loss.get(Term.LOSS_TEMPORARIES, 0) // LOSS_BLOCKS
     return Estimate(
         peak_bytes=levels.estimate(totals[peak_instant]),
-        upper_bytes=levels.upper(totals[peak_instant]),
+        upper_bytes=levels.upper(
+            totals[peak_instant], fragmented=totals[Instant.LOSS_BACKWARD] + stranded
+        ),
         peak_instant=peak_instant,
         ledger=ledger,
     )

@@ -58,16 +58,22 @@ class LevelModel:
         """All levels for an allocated peak in bytes."""
         return self._levels(allocated, self.outside, least_slack=SLACK_AT_CAPACITY)
 
-    def upper(self, allocated: int) -> Levels:
-        """The upper bound of all levels; never below the estimate."""
+    def upper(self, allocated: int, *, fragmented: int = 0) -> Levels:
+        """The upper bound of all levels; never below the estimate.
+
+        Args:
+            allocated: the estimated peak in bytes.
+            fragmented: allocated bytes and stranded blocks of another moment, where they are more.
+        """
         outside = round(self.outside * (1 + UPPER_OUTSIDE))
         grown = round(allocated * (1 + UPPER_ALLOCATED))
         bound = self._levels(grown, outside, least_slack=UPPER_SLACK_AT_CAPACITY)
+        stranded = round(fragmented * (1 + UPPER_ALLOCATED))
         estimate = self.estimate(allocated)
         return Levels(
             allocated=bound.allocated,
-            reserved=max(bound.reserved, estimate.reserved),
-            device=max(bound.device, estimate.device),
+            reserved=max(bound.reserved, estimate.reserved, stranded),
+            device=max(bound.device, estimate.device, stranded + outside),
         )
 
     def _levels(self, allocated: int, outside: int, *, least_slack: float) -> Levels:

@@ -32,7 +32,8 @@ def single_changes(request: Request) -> Iterator[tuple[str, Request]]:
     if not job.finetune.is_lora:
         lora = replace(job.finetune, kind=FinetuneKind.LORA)
         yield "finetune=lora", replace(request, job=replace(job, finetune=lora))
-    if job.precision is not Precision.BF16_TRUE and not request.methods:
+    has_bf16 = request.cluster.gpu.bf16_tflops is not None
+    if has_bf16 and job.precision is not Precision.BF16_TRUE and not request.methods:
         yield (
             "precision=bf16-true",
             replace(request, job=replace(job, precision=Precision.BF16_TRUE)),

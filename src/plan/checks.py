@@ -45,6 +45,9 @@ def check(request: Request, decoder: Decoder) -> tuple[str, ...]:
 
 def _check_targets(request: Request, decoder: Decoder) -> None:
     targets = request.job.finetune.targets
+    if targets == ("all-linear",) and request.job.finetune.is_lora and decoder.has_experts:
+        allowed = "adapters of stacked experts are not known to the formula; name the Linears"
+        raise UserError(key="finetune.targets", value="all-linear", allowed=allowed)
     if not request.job.finetune.is_lora or targets in ((), ("all-linear",)):
         return
     names = {

@@ -32,8 +32,8 @@ SAME_SPEED = 0.02
 SIMPLEST_FIRST = (
     Method.SINGLE,
     Method.DDP,
-    Method.FSDP_GRAD,
     Method.FSDP,
+    Method.FSDP_GRAD,
     Method.ZERO1,
     Method.ZERO2,
     Method.ZERO3,

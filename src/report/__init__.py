@@ -49,7 +49,7 @@ def render(report: Report, form: str) -> str:
         return render_csv(report)
     from src.report.table import PLAIN_WIDTH, render_table
 
-    if not sys.stdout.isatty():
+    if sys.stdout is None or not sys.stdout.isatty():
         return render_table(report, width=PLAIN_WIDTH)
     columns = shutil.get_terminal_size().columns
     return render_table(report, width=min(max(columns, _MIN_WIDTH), _MAX_WIDTH), color=True)
