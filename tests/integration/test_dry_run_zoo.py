@@ -12,7 +12,7 @@ from src.measure.case import parse_case
 from src.measure.dry_run import dry_run
 
 ZOO = sorted((Path(__file__).parents[2] / "conf" / "model").glob("*.yaml"))
-WITHOUT_SDPA = frozenset({"bloom", "gpt_neo", "gemma2"})
+WITHOUT_SDPA = frozenset({"bloom", "gpt_neo", "gemma2", "gpt_oss"})
 """Families whose code has only eager attention."""
 
 UNSUPPORTED: dict[str, str] = {}
