@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from src.architecture.ops import Attention
 from src.memory.kernels import Kernel
-from src.memory.pieces import FLOAT_BYTES, MASK_BYTES, Pieces
-from src.memory.size import Size, per_score, per_token
+from src.memory.pieces import MASK_BYTES, Pieces
+from src.memory.size import FLOAT_BYTES, Size, per_score, per_token
 from src.memory.tape import Value
 from src.memory.terms import Term
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from src.architecture import describe
 from src.memory.kernels import Kernel
-from src.memory.parts import FLOAT_BYTES, Parts, loss_bytes, parts_of
-from src.memory.size import Size, fixed, per_score, per_token, total, undominated
+from src.memory.parts import Parts, loss_bytes, parts_of
+from src.memory.size import FLOAT_BYTES, Size, fixed, per_score, per_token, total, undominated
 from src.memory.tape import Terms, merged
 from src.memory.terms import Instant, Term
 from src.spec import Gpu, Job, Layout, Method

@@ -30,8 +30,8 @@ from src.architecture.ops import (
     View,
 )
 from src.memory.attention import lower_attention
-from src.memory.pieces import FLOAT_BYTES, Pieces
-from src.memory.size import ZERO, Size, per_token
+from src.memory.pieces import Pieces
+from src.memory.size import FLOAT_BYTES, ZERO, Size, per_token
 from src.memory.tape import Value
 from src.spec import Finetune
 

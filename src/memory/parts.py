@@ -9,12 +9,11 @@ from src.memory.counts import ModelCounts, count_model
 from src.memory.placement import Placement, place
 from src.memory.profile import Profile, profile
 from src.memory.regime import Regime, regime_of
-from src.memory.size import fixed, per_token
+from src.memory.size import FLOAT_BYTES, fixed, per_token
 from src.memory.tape import Terms, merged
 from src.memory.terms import Term
 from src.spec import Checkpointing, Gpu, Job, Layout, Method
 
-FLOAT_BYTES = 4
 INPUT_BYTES_PER_TOKEN = 3 * 8
 """Token ids, labels and attention mask, int64, as the Trainer puts them on the GPU."""
 

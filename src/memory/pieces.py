@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from src.memory.regime import Regime
-from src.memory.size import Size
+from src.memory.size import FLOAT_BYTES, Size
 from src.memory.tape import Tape, Value
 from src.memory.terms import Term
 
-FLOAT_BYTES = 4
 MASK_BYTES = 1
 
 SAVES_OUTPUT = frozenset({"relu", "tanh", "sigmoid"})
@@ -113,7 +112,7 @@ class Pieces:
             out = self.like(source)
             self.tape.record(out, [source], saved=[out])
             return out
-        if function in ("gelu_new", "gelu_fast"):
+        if function in WRITTEN_OUT:
             return self._written_out_gelu(function, source)
         out = self.like(source)
         self.tape.record(out, [source], saved=[source])

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 
 from src.memory.counts import Counts, ModelCounts
 from src.memory.regime import Regime
-from src.memory.size import ZERO, Size, fixed
+from src.memory.size import FLOAT_BYTES, ZERO, Size, fixed
 from src.memory.tape import Terms
 from src.memory.terms import Term
 from src.spec import Job, Layout, Method, Optimizer, Precision
-
-FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)

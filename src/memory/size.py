@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+FLOAT_BYTES = 4
+"""Bytes of an fp32 element."""
+
 
 class Size(NamedTuple):
     """`fixed + per_token*B*S + per_score*B*S*S + per_padded*B*S128 + per_position*S`, in bytes."""
