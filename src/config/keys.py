@@ -15,6 +15,7 @@ from src.spec import (
     Loss,
     Method,
     Optimizer,
+    Policy,
     Precision,
 )
 
@@ -101,6 +102,7 @@ KEYS: dict[str, Key] = {
     "attention": _choice(Attention, "attn_implementation of transformers"),
     "loss": _choice(Loss, "how the loss is computed"),
     "estimator": _choice(EstimatorKind, "who answers; auto: dryrun where formula cannot"),
+    "policy": _choice(Policy, "what is recommended; llmem: by LLMem's own rule"),
     "dryrun.time_limit_s": Key(allowed="seconds, 1 or more", meaning="for each dry run"),
     "zero.reduce_bucket_size": Key(allowed="elements, 1 or more", meaning="DeepSpeed"),
     "zero.prefetch_bucket_size": Key(allowed=_ELEMENTS, meaning="stage 3"),

@@ -29,6 +29,7 @@ from src.spec import (
     Method,
     Model,
     Optimizer,
+    Policy,
     Precision,
     Request,
     ZeroBuffers,
@@ -142,6 +143,7 @@ def to_request(cfg: DictConfig) -> Question:
         tp=keys["tp"],
         micro_batch=keys["micro_batch"],
         estimator=parse_choice(EstimatorKind, keys["estimator"], key="estimator"),
+        policy=parse_choice(Policy, keys["policy"], key="policy"),
     )
     limit = keys["dryrun"]["time_limit_s"]
     require_positive("dryrun.time_limit_s", limit)

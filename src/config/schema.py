@@ -63,6 +63,7 @@ class EstimateConfig:
     attention: str = MISSING
     loss: str = MISSING
     estimator: str = MISSING
+    policy: str = MISSING
     dryrun: DryRunConfig = field(default_factory=DryRunConfig)
     zero: ZeroConfig = field(default_factory=ZeroConfig)
     trust_remote_code: bool = False

@@ -10,11 +10,12 @@ from src.memory import count_model, estimate_step
 from src.plan.changes import changes_that_fit
 from src.plan.checks import check
 from src.plan.layouts import Candidate, candidates
+from src.plan.policy import recommend, without_score
 from src.plan.result import MethodReport, ModelSummary, Recommendation, Report
 from src.plan.search import Estimator, largest_micro_batch, verdict, with_micro_batch
 from src.plan.sparing import Largest, largest_sparingly
 from src.plan.throughput import tokens_per_second
-from src.spec import EstimatorKind, Method, Request, Step, Verdict
+from src.spec import EstimatorKind, Policy, Request, Step, Verdict
 from src.units import format_gib
 
 UNCALIBRATED = (
@@ -26,23 +27,6 @@ SIMULATED = (
     "the dry run is a simulation, not a measurement: upper bounds are the estimate plus a stated "
     "margin (allocated and reserved +5 %, context and NCCL +25 %), tokens/s only ranks"
 )
-SAME_SPEED = 0.02
-"""Throughputs closer than this are not told apart."""
-
-SIMPLEST_FIRST = (
-    Method.SINGLE,
-    Method.DDP,
-    Method.FSDP,
-    Method.FSDP_GRAD,
-    Method.ZERO1,
-    Method.ZERO2,
-    Method.ZERO3,
-    Method.TP,
-    Method.DDP_TP,
-    Method.FSDP_TP,
-)
-"""Which method to take of equally fast ones: PyTorch's own before an engine's, fewer parts."""
-
 ZERO_NOTE = "read off DeepSpeed's code; not checked against a run"
 
 
@@ -73,10 +57,12 @@ def compare(
     found, left_out = _rows(request, decoder, estimator, is_dry=is_dry)
     warnings = (*warnings, *left_out)
     found.sort(key=_rank)
-    recommended = _recommend(found)
+    recommended = recommend(found, request.policy)
     if recommended is not None:
         found.sort(key=lambda report: not _is(report, recommended))
-    if recommended is None:
+    if recommended is None and request.policy is Policy.LLMEM:
+        warnings = (*warnings, without_score(found))
+    if not any(row.verdict is Verdict.FITS for row in found):
         guide = estimate_step if is_dry else estimator
         warnings = (*warnings, _nothing_fits(request, found, None if decoder is None else guide))
     return Report(
@@ -195,50 +181,6 @@ def _rank(report: MethodReport) -> tuple[int, float, int]:
     """What fits before what is tight before what does not; faster first; then less memory."""
     order = {Verdict.FITS: 0, Verdict.TIGHT: 1, Verdict.OOM: 2}[report.verdict]
     return order, -(report.tokens_per_second or 0.0), report.peak_bytes.device
-
-
-def _recommend(found: list[MethodReport]) -> Recommendation | None:
-    """The simplest of the rows that fit and are as good as fastest, and how it stands."""
-    fitting = [report for report in found if report.verdict is Verdict.FITS]
-    if not fitting:
-        return None
-    best = min(_as_fast(fitting), key=lambda report: SIMPLEST_FIRST.index(report.method))
-    return Recommendation(
-        method=best.method,
-        layout=best.layout,
-        micro_batch=best.micro_batch,
-        reason=_reason(best, fitting, found),
-    )
-
-
-def _reason(best: MethodReport, fitting: list[MethodReport], found: list[MethodReport]) -> str:
-    if len(found) == 1:
-        return f"fits with {format_gib(best.upper_bytes.device)} at most"
-    rest = [report for report in found if report.verdict is not Verdict.FITS]
-    others = ", ".join(dict.fromkeys(report.method.value for report in rest))
-    unfit = f"; {others} not sure to fit" if rest else ""
-    if len(fitting) == 1:
-        return f"the only one of {len(found)} that fits{unfit}"
-    if best.tokens_per_second is None:
-        return f"simplest of the {len(fitting)} that fit; how fast they are is not known{unfit}"
-    equals = [report for report in _as_fast(fitting) if report is not best]
-    if equals:
-        names = ", ".join(dict.fromkeys(report.method.value for report in equals))
-        return (
-            f"simplest of the {len(equals) + 1} within {SAME_SPEED:.0%} of the fastest "
-            f"(also {names}){unfit}"
-        )
-    speed, other = best.tokens_per_second or 0.0, fitting[1].tokens_per_second or 1.0
-    lead = f"{speed / other - 1:.0%} ahead of {fitting[1].method.value}"
-    return f"fastest of the {len(fitting)} that fit, {lead}{unfit}"
-
-
-def _as_fast(fitting: list[MethodReport]) -> list[MethodReport]:
-    """Rows whose throughput is within `SAME_SPEED` of the best: the model cannot tell."""
-    best = max(report.tokens_per_second or 0.0 for report in fitting)
-    return [
-        report for report in fitting if (report.tokens_per_second or 0.0) >= best * (1 - SAME_SPEED)
-    ]
 
 
 def _nothing_fits(request: Request, found: list[MethodReport], estimator: Estimator | None) -> str:

@@ -60,6 +60,7 @@ def request_dict(request: Request) -> dict[str, Any]:
         "attention": job.attention.value,
         "loss": job.loss.value,
         "estimator": request.estimator.value,
+        "policy": request.policy.value,
         "zero": asdict(job.zero),
     }
 

@@ -129,6 +129,13 @@ class EstimatorKind(StrEnum):
     DRYRUN = "dryrun"
 
 
+class Policy(StrEnum):
+    """What is recommended of what fits: what is fastest here, or what LLMem's own rule chooses."""
+
+    FASTEST = "fastest"
+    LLMEM = "llmem"
+
+
 ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from src.errors import UserError
-from src.spec.choices import EstimatorKind, Method
+from src.spec.choices import EstimatorKind, Method, Policy
 from src.spec.hardware import Cluster
 from src.spec.job import Job, require_positive
 
@@ -24,6 +24,7 @@ class Request:
         tp: tensor-parallel degree; None: every degree that is possible.
         micro_batch: sequences per GPU per forward pass; None: the largest that fits, per method.
         estimator: who answers.
+        policy: what is recommended of what fits.
     """
 
     job: Job
@@ -32,6 +33,7 @@ class Request:
     tp: int | None = None
     micro_batch: int | None = None
     estimator: EstimatorKind = EstimatorKind.AUTO
+    policy: Policy = Policy.FASTEST
 
     def __post_init__(self) -> None:
         if self.micro_batch is not None:

@@ -130,6 +130,7 @@ TYPE_ERRORS = {
     "attention": ["flash3"],
     "loss": ["liger"],
     "estimator": ["simulated"],
+    "policy": ["cheapest"],
     "gpus_per_node": [0, "x"],
     "zero.reduce_bucket_size": ["big", 0],
     "zero.max_live_parameters": [-1],

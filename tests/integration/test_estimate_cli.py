@@ -181,6 +181,7 @@ ERRORS = [
     (["model=gpt2", "precision=bf16"], "precision", "bf16"),
     (["model=gpt2", "checkpointing=false"], "checkpointing", "false"),
     (["model=gpt2", "estimator=magic"], "estimator", "magic"),
+    (["model=gpt2", "policy=cheapest"], "policy", "cheapest"),
     (["model=gpt2", "zero.reduce_bucket_size=-1"], "zero.reduce_bucket_size", "-1"),
     (["model=gpt2", "format=xml"], "format", "xml"),
     (["model=gpt2", "plot=out.jpg"], "plot", "out.jpg"),

@@ -11,7 +11,8 @@ from hypothesis import given
 
 from src.memory import Instant, Term
 from src.plan import compare
-from src.plan.compare import SAME_SPEED, SIMPLEST_FIRST, ZERO_NOTE
+from src.plan.compare import ZERO_NOTE
+from src.plan.policy import SAME_SPEED, SIMPLEST_FIRST
 from src.plan.result import MethodReport, Report
 from src.spec import EstimatorKind, Layout, Method, Precision, Request, Verdict
 from src.units import Levels
