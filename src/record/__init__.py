@@ -1,0 +1,33 @@
+"""One step that was run, as a row: its JSON form, and the file that keeps rows whole."""
+
+from __future__ import annotations
+
+from src.record.file import Damaged, RowFile, Rows, open_rows, read_rows
+from src.record.row import (
+    LEVELS,
+    SCHEMA_VERSION,
+    Outcome,
+    Provenance,
+    Rank,
+    Row,
+    Source,
+    canonical,
+    case_id_of,
+)
+
+__all__ = [
+    "LEVELS",
+    "SCHEMA_VERSION",
+    "Damaged",
+    "Outcome",
+    "Provenance",
+    "Rank",
+    "Row",
+    "RowFile",
+    "Rows",
+    "Source",
+    "canonical",
+    "case_id_of",
+    "open_rows",
+    "read_rows",
+]
