@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from src.measure.case import Case
 from src.measure.kernels import DISTINCT_TOKEN_FRACTION, SORTED_EMBEDDING_INDICES
@@ -41,3 +42,11 @@ def assumptions(case: Case) -> tuple[str, ...]:
     if case.loop.nf4:
         notes.append("bitsandbytes' NF4 Linears are a stand-in with their storage and temporaries")
     return tuple(notes)
+
+
+def eager_instead(case: Case, model: Any) -> tuple[str, ...]:
+    """Says that transformers took eager attention where SDPA was asked for."""
+    job = case.step.job
+    if job.attention is not Attention.SDPA or model.config._attn_implementation != "eager":
+        return ()
+    return (f"transformers has no sdpa attention for {job.model.model_type}: it runs eager",)

@@ -16,9 +16,10 @@ from src.spec import Attention, Checkpointing, Finetune, Job, Precision
 
 ATTENTION_IMPLEMENTATIONS = {
     Attention.FLASH: "flash_attention_2",
-    Attention.SDPA: "sdpa",
+    Attention.SDPA: None,
     Attention.EAGER: "eager",
 }
+"""transformers' names; None leaves the choice to it: SDPA, or eager where a family has no SDPA."""
 
 ATTENTION_PROJECTIONS = (
     frozenset({"q_proj", "k_proj", "v_proj", "o_proj"}),
@@ -69,18 +70,23 @@ def _config(job: Job) -> Any:
 
 
 def _check_flash(job: Job, config: Any) -> None:
-    """Refuse flash where transformers would load another kernel than FlashAttention-2."""
+    """Refuse flash where transformers would load another kernel than FlashAttention-2.
+
+    Those are kernels that know attention sinks, whose backward pass does not (flash-attention issue
+    1797). Falcon's code refuses flash beside ALiBi when it runs.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     if job.attention is not Attention.FLASH or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    allowed = getattr(model_class, "_compatible_flash_implementations", None)
-    if allowed and "flash_attention_2" not in allowed:
+    compatible = getattr(model_class, "_compatible_flash_implementations", None) or ()
+    others_only = len(compatible) > 0 and "flash_attention_2" not in compatible
+    if others_only or getattr(config, "alibi", False):
         raise UserError(
             key="attention",
             value="flash",
-            allowed=f"{job.model.model_type} runs no FlashAttention-2; use sdpa or eager",
+            allowed=f"{job.model.model_type} trains with no FlashAttention-2; use sdpa or eager",
         )
 
 

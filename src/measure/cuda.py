@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from src.errors import UserError
+from src.measure.assumptions import eager_instead
 from src.measure.blocks import find_blocks
 from src.measure.build import autocast_dtype
 from src.measure.case import Case
@@ -51,7 +52,7 @@ INITIAL_DEVIATION = 0.02
 
 SEED = 0
 
-NOTES = (
+NOTES: tuple[str, ...] = (
     "weights are random, buffers zero",
     f"a batch's tokens are drawn from {DISTINCT_TOKEN_FRACTION:.0%} as many ids",
 )
@@ -148,12 +149,13 @@ def run(case: Case, target: Target) -> Measurement:
     target.statistics.reset_peaks()
     seconds: float | None = None
     message: str | None = None
-    counts = (0, 0)
+    counts, notes = (0, 0), NOTES
     with warnings.catch_warnings(), fake_world(case.step.layout.num_gpus):
         warnings.simplefilter("ignore")
         torch.manual_seed(SEED)
         model, _ = build(case, whole=True)
         counts = count_parameters(model, 0)
+        notes = (*NOTES, *eager_instead(case, model))
         try:
             training = _prepare(case, model, target.device, watch)
             seconds = _run_timed(training, watch, target.statistics)
@@ -161,7 +163,8 @@ def run(case: Case, target: Target) -> Measurement:
             message = str(error)
         except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
             raise _cannot_measure(case, error) from error
-    return _row(case, target, watch, seconds=seconds, message=message, counts=counts)
+    row = _row(case, target, watch, seconds=seconds, message=message, counts=counts)
+    return replace(row, notes=notes)
 
 
 def _row(
@@ -191,7 +194,6 @@ def _row(
         oom_message=message,
         environment=target.environment,
         versions=library_versions(),
-        notes=NOTES,
         num_parameters=counts[0],
         num_trainable_parameters=counts[1],
     )

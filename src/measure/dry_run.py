@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from src.errors import UserError
-from src.measure.assumptions import assumptions
+from src.measure.assumptions import assumptions, eager_instead
 from src.measure.blocks import find_blocks, shorten
 from src.measure.build import add_lora, autocast_dtype, build_model, enable_checkpointing
 from src.measure.case import Case
@@ -168,6 +168,7 @@ def _simulate(case: Case, *, whole: bool) -> DryRunResult:
         warnings.simplefilter("ignore")
         model, depth = build(case, whole=whole)
         counts = count_parameters(model, depth)
+        notes = (*assumptions(case), *eager_instead(case, model))
         with fake_world(case.step.layout.num_gpus):
             meshes = build_meshes(case.step, device_type="cpu")
             try:
@@ -177,8 +178,8 @@ def _simulate(case: Case, *, whole: bool) -> DryRunResult:
                 raise _cannot_simulate(case, error) from error
     if depth:
         entries = extend(entries, depth)
-    own, trained = counts
-    return replace(_result(case, entries), num_parameters=own, num_trainable_parameters=trained)
+    result = _result(case, entries, notes)
+    return replace(result, num_parameters=counts[0], num_trainable_parameters=counts[1])
 
 
 def count_parameters(model: nn.Module, depth: int) -> tuple[int, int]:
@@ -224,10 +225,8 @@ def _run(
         return list(device.trace.entries)
 
 
-def _result(case: Case, entries: list[Entry]) -> DryRunResult:
-    result = summarize(
-        entries, step=MEASURED_STEP, versions=library_versions(), notes=assumptions(case)
-    )
+def _result(case: Case, entries: list[Entry], notes: tuple[str, ...]) -> DryRunResult:
+    result = summarize(entries, step=MEASURED_STEP, versions=library_versions(), notes=notes)
     reservation = reserve(
         result.events,
         gpu=case.step.gpu,

@@ -12,9 +12,6 @@ from src.measure.case import parse_case
 from src.measure.dry_run import dry_run
 
 ZOO = sorted((Path(__file__).parents[2] / "conf" / "model").glob("*.yaml"))
-WITHOUT_SDPA = frozenset({"bloom", "gpt_neo", "gemma2", "gpt_oss"})
-"""Families whose code has only eager attention."""
-
 UNSUPPORTED: dict[str, str] = {}
 """Models that the dry run cannot run -> the cause, as its one line has it."""
 
@@ -24,10 +21,8 @@ UNSUPPORTED: dict[str, str] = {}
 def test_it_runs(path: Path) -> None:
     entry: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     config = entry["config"]
-    attention = "eager" if config["model_type"] in WITHOUT_SDPA else "sdpa"
     case = {
         "model": {"name": path.stem, "config": config},
-        "attention": attention,
         "seq_len": 256,
         "precision": "bf16-true",
     }

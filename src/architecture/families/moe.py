@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from src.architecture.builder import BlockBuilder
 from src.architecture.decoder import Block, Decoder
-from src.architecture.families.common import EAGER_AND_FLASH, Heads, rms_norm_fp32, rms_tail
+from src.architecture.families.common import EAGER_ONLY, Heads, rms_norm_fp32, rms_tail
 from src.architecture.families.llama import (
     KV_HEADS,
     WINDOW,
@@ -148,8 +148,10 @@ def gpt_oss(fields: Fields) -> Decoder:
 
     Defaults where absent: `head_dim` 64, 8 key/value heads, `attention_bias` true,
     `tie_word_embeddings` false, `attention_dropout` 0, `sliding_window` 128 in every other block.
-    There is no SDPA path, and flash attention only with kernels that know sinks. transformers' own
-    tensor parallel plan leaves the blocks whole; they are split as others are.
+    There is no SDPA path. transformers replaces FlashAttention-2 by kernels that know sinks
+    (`_compatible_flash_implementations`), whose backward pass does not (flash-attention issue
+    1797), so training is eager. transformers' own tensor parallel plan leaves the blocks whole;
+    they are split as others are.
     """
     hidden = fields.integer("hidden_size")
     bias = fields.flag("attention_bias", default=True)
@@ -175,6 +177,6 @@ def gpt_oss(fields: Fields) -> Decoder:
         hidden=hidden,
         blocks=(residual_block(hidden, attend, feed, norm=rms_norm_fp32),) * layers,
         tail=rms_tail(hidden, kind=NormKind.RMS_FP32),
-        implementations=EAGER_AND_FLASH,
+        implementations=EAGER_ONLY,
         windows=fields.alternating_windows(layers, pattern=2, default=128),
     )
