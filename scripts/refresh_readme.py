@@ -49,7 +49,7 @@ def main_output() -> str:
 def keys() -> str:
     """Every key as a row of a table, from `--help`."""
     rows = ["| key | values, meaning | default |", "|---|---|---|"]
-    lines = estimate("--help").splitlines()
+    lines = re.sub(r"\n {20}", " ", estimate("--help")).splitlines()
     first = next(index for index, line in enumerate(lines) if line.startswith("Keys"))
     for line in lines[first + 1 :]:
         found = _HELP_LINE.match(line)

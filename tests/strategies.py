@@ -13,12 +13,11 @@ from src.spec import (
     FinetuneKind,
     Job,
     Method,
-    Optimizer,
     Precision,
     Request,
     Step,
 )
-from tests.jobs import gpu, jobs, step_of, zoo_model
+from tests.jobs import OPTIMIZERS, gpu, jobs, step_of, zoo_model
 
 CARDS = ("a100-80gb", "v100-16gb", "h100-80gb")
 REAL_MODELS = ("opt-125m", "opt-1.3b", "gpt2", "pythia-160m", "qwen2.5-0.5b", "gemma-2b")
@@ -78,7 +77,7 @@ def requests(draw: st.DrawFn) -> Request:
         finetune=draw(st.one_of(st.just(Finetune()), lora())),
         seq_len=draw(st.sampled_from([128, 512, 1024])),
         precision=draw(st.sampled_from(Precision)),
-        optimizer=draw(st.sampled_from(Optimizer)),
+        optimizer=draw(st.sampled_from(OPTIMIZERS)),
     )
     request = Request(job=job, cluster=draw(clusters()))
     return replace(request, micro_batch=draw(st.sampled_from([None, None, 1, 4, 64])))

@@ -118,12 +118,23 @@ def _compose_values(values: Mapping[str, Any], typed: Mapping[str, Any]) -> Dict
 
 
 def _default_texts() -> dict[str, str]:
-    """The default of each key as a user would type it; LoRA's own for its options."""
-    values = {key: OmegaConf.select(_defaults(FinetuneKind.LORA), key) for key in KEYS}
+    """The default of each key as a user would type it; an option's from a kind that has it."""
+    values: dict[str, Any] = {}
+    for kind in FinetuneKind:
+        for key in KEYS:
+            if values.get(key) is None:
+                values[key] = OmegaConf.select(_defaults(kind), key)
     shown = {key: value for key, value in values.items() if not OmegaConf.is_dict(value)}
-    texts = {key: "null" if value is None else str(value) for key, value in shown.items()}
+    texts = {key: _typed(value) for key, value in shown.items()}
     del texts["model"]
-    return {**texts, "finetune": "full", "method": "all", "trust_remote_code": "false"}
+    return {**texts, "finetune": "full", "method": "all"}
+
+
+def _typed(value: object) -> str:
+    """A value as a user would type it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @lru_cache(maxsize=len(FinetuneKind))

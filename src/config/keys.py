@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from textwrap import fill
 
 from src.errors import UserError, nearest
 from src.spec import (
@@ -14,15 +15,20 @@ from src.spec import (
     FinetuneKind,
     Loss,
     Method,
+    Offload,
     Optimizer,
     Policy,
     Precision,
+    Quantization,
+    Upcast,
 )
 
 FORMATS = ("table", "json", "csv")
 LISTINGS = ("models", "gpus", "methods")
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 SNAPSHOT_SUFFIXES = (".pickle", ".pkl")
+HELP_WIDTH = 110
+"""Columns of the help; the list of what is allowed goes on in the next line."""
 
 
 class ValueKind(StrEnum):
@@ -60,6 +66,7 @@ def _choice(kind: type[StrEnum], meaning: str) -> Key:
 _COUNT = "a whole number, 1 or more"
 _COUNT_OR_NULL = "1 or more | null"
 _ELEMENTS = "elements, 0 or more"
+_SWITCH = "true | false"
 
 KEYS: dict[str, Key] = {
     "model": Key(
@@ -91,6 +98,12 @@ KEYS: dict[str, Key] = {
         meaning="where adapters go; []: attention",
         kind=ValueKind.WORDS,
     ),
+    "finetune.dora": Key(allowed=_SWITCH, meaning="DoRA: magnitudes are trained too"),
+    "finetune.quantization": _choice(Quantization, "how bitsandbytes stores the frozen Linears"),
+    "finetune.double_quant": Key(allowed=_SWITCH, meaning="NF4's scales are quantised too"),
+    "finetune.upcast": _choice(Upcast, "turned to fp32; all: prepare_model_for_kbit_training"),
+    "finetune.trained_blocks": Key(allowed=_COUNT, meaning="the last blocks that freeze trains"),
+    "finetune.num_virtual_tokens": Key(allowed=_COUNT, meaning="length of the prefix or prompt"),
     "precision": _choice(Precision, "dtypes"),
     "optimizer": _choice(Optimizer, "adamw and sgd: foreach"),
     "seq_len": Key(allowed=_COUNT, meaning="tokens of each sequence"),
@@ -99,8 +112,13 @@ KEYS: dict[str, Key] = {
     ),
     "grad_accum": Key(allowed=_COUNT, meaning="micro steps per optimizer step"),
     "checkpointing": _choice(Checkpointing, "which activations are recomputed"),
+    "checkpoint_every": Key(allowed=_COUNT, meaning="one block of that many is recomputed"),
     "attention": _choice(Attention, "attn_implementation of transformers"),
     "loss": _choice(Loss, "how the loss is computed"),
+    "offload": _choice(Offload, "what waits in host memory; all: parameters too"),
+    "activation_offload": Key(allowed=_SWITCH, meaning="kept activations wait in host memory"),
+    "sequence_parallel": Key(allowed=_SWITCH, meaning="with tensor parallelism"),
+    "fp32_reduce": Key(allowed=_SWITCH, meaning="FSDP, DeepSpeed: gradients reduced in fp32"),
     "estimator": _choice(EstimatorKind, "who answers; auto: dryrun where formula cannot"),
     "policy": _choice(Policy, "what is recommended; llmem: by LLMem's own rule"),
     "dryrun.time_limit_s": Key(allowed="seconds, 1 or more", meaning="for each dry run"),
@@ -108,7 +126,8 @@ KEYS: dict[str, Key] = {
     "zero.prefetch_bucket_size": Key(allowed=_ELEMENTS, meaning="stage 3"),
     "zero.param_persistence_threshold": Key(allowed=_ELEMENTS, meaning="stage 3"),
     "zero.max_live_parameters": Key(allowed=_ELEMENTS, meaning="stage 3"),
-    "trust_remote_code": Key(allowed="true | false", meaning="run code of a hub model's owner"),
+    "zero.fp32_gradients": Key(allowed=_SWITCH, meaning="gradients accumulate in fp32"),
+    "trust_remote_code": Key(allowed=_SWITCH, meaning="run code of a hub model's owner"),
     "format": Key(
         allowed=_choices(FORMATS), meaning="what is printed on stdout", kind=ValueKind.TEXT
     ),
@@ -181,7 +200,8 @@ def _line(name: str, defaults: Mapping[str, str]) -> str:
     key = KEYS[name]
     meaning = f"; {key.meaning}" if key.meaning else ""
     default = f" [{defaults[name]}]" if name in defaults else ""
-    return f"  {name:<17} {key.allowed}{meaning}{default}"
+    text = f"  {name:<17} {key.allowed}{meaning}{default}"
+    return fill(text, HELP_WIDTH, subsequent_indent=" " * 20, break_on_hyphens=False)
 
 
 def help_text(defaults: Mapping[str, str]) -> str:

@@ -17,6 +17,7 @@ from src.config.model import resolve_model
 from src.errors import UserError, unknown_name
 from src.spec import (
     DRY_RUN_LIMIT_S,
+    FINETUNE_OPTIONS,
     Attention,
     Checkpointing,
     Cluster,
@@ -28,10 +29,13 @@ from src.spec import (
     Loss,
     Method,
     Model,
+    Offload,
     Optimizer,
     Policy,
     Precision,
+    Quantization,
     Request,
+    Upcast,
     ZeroBuffers,
     parse_choice,
 )
@@ -189,14 +193,20 @@ def _require_words(key: str, values: list[Any]) -> None:
 def _finetune(keys: Mapping[str, Any]) -> Finetune:
     kind = parse_choice(FinetuneKind, keys["kind"], key="finetune")
     given = {name: value for name, value in keys.items() if name != "kind" and value is not None}
-    if kind is FinetuneKind.FULL and given:
-        name, value = next(iter(given.items()))
-        raise UserError(
-            key=f"finetune.{name}", value=value, allowed="only together with finetune=lora"
-        )
+    for name, value in given.items():
+        if name not in FINETUNE_OPTIONS[kind]:
+            kinds = [str(other) for other, options in FINETUNE_OPTIONS.items() if name in options]
+            allowed = f"only together with finetune={' or '.join(kinds)}"
+            raise UserError(key=f"finetune.{name}", value=value, allowed=allowed)
     if "targets" in given:
         _require_words("finetune.targets", given["targets"])
         given["targets"] = tuple(given["targets"])
+    choices: dict[str, type[Quantization] | type[Upcast]] = {
+        "quantization": Quantization,
+        "upcast": Upcast,
+    }
+    for name in choices.keys() & given.keys():
+        given[name] = parse_choice(choices[name], given[name], key=f"finetune.{name}")
     return Finetune(kind=kind, **given)
 
 
@@ -210,7 +220,12 @@ def _job(keys: Mapping[str, Any], model: Model, finetune: Finetune) -> Job:
         optimizer=parse_choice(Optimizer, keys["optimizer"], key="optimizer"),
         checkpointing=parse_choice(Checkpointing, keys["checkpointing"], key="checkpointing"),
         attention=parse_choice(Attention, keys["attention"], key="attention"),
+        checkpoint_every=keys["checkpoint_every"],
         loss=parse_choice(Loss, keys["loss"], key="loss"),
+        offload=parse_choice(Offload, keys["offload"], key="offload"),
+        activation_offload=keys["activation_offload"],
+        sequence_parallel=keys["sequence_parallel"],
+        fp32_reduce=keys["fp32_reduce"],
         zero=ZeroBuffers(**keys["zero"]),
     )
 

@@ -22,6 +22,12 @@ class FinetuneConfig:
     alpha: int | None = None
     dropout: float | None = None
     targets: list[str] | None = None
+    dora: bool | None = None
+    quantization: str | None = None
+    double_quant: bool | None = None
+    upcast: str | None = None
+    trained_blocks: int | None = None
+    num_virtual_tokens: int | None = None
 
 
 @dataclass
@@ -32,6 +38,7 @@ class ZeroConfig:
     prefetch_bucket_size: int = MISSING
     param_persistence_threshold: int = MISSING
     max_live_parameters: int = MISSING
+    fp32_gradients: bool = MISSING
 
 
 @dataclass
@@ -60,8 +67,13 @@ class EstimateConfig:
     micro_batch: int | None = None
     grad_accum: int = MISSING
     checkpointing: str = MISSING
+    checkpoint_every: int = MISSING
     attention: str = MISSING
     loss: str = MISSING
+    offload: str = MISSING
+    activation_offload: bool = MISSING
+    sequence_parallel: bool = MISSING
+    fp32_reduce: bool = MISSING
     estimator: str = MISSING
     policy: str = MISSING
     dryrun: DryRunConfig = field(default_factory=DryRunConfig)

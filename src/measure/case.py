@@ -20,9 +20,13 @@ from src.spec import (
     Loss,
     Method,
     Model,
+    Offload,
     Optimizer,
     Precision,
+    Quantization,
     Step,
+    Upcast,
+    ZeroBuffers,
     parse_choice,
 )
 
@@ -50,7 +54,10 @@ _CHOICES = {
     "checkpointing": Checkpointing,
     "attention": Attention,
     "loss": Loss,
+    "offload": Offload,
 }
+_SWITCHES = ("activation_offload", "sequence_parallel", "fp32_reduce")
+_FINETUNE_CHOICES = {"kind": FinetuneKind, "quantization": Quantization, "upcast": Upcast}
 DEVICES = ("simulated", "cuda")
 
 _KEYS = (
@@ -64,7 +71,10 @@ _KEYS = (
     "layout",
     "gpu",
     "loop",
+    "checkpoint_every",
+    "zero",
     *_CHOICES,
+    *_SWITCHES,
 )
 
 
@@ -116,8 +126,9 @@ def _gpu(raw: Mapping[str, Any]) -> Gpu:
 
 def _finetune(raw: Mapping[str, Any]) -> Finetune:
     values = _mapping(raw, "finetune")
-    if "kind" in values:
-        values["kind"] = parse_choice(FinetuneKind, str(values["kind"]), key="finetune.kind")
+    for name in _FINETUNE_CHOICES.keys() & values.keys():
+        kind: type[Any] = _FINETUNE_CHOICES[name]
+        values[name] = parse_choice(kind, str(values[name]), key=f"finetune.{name}")
     if "targets" in values:
         values["targets"] = tuple(values["targets"])
     finetune: Finetune = _build(Finetune, values, key="finetune")
@@ -129,6 +140,14 @@ def _whole(raw: Mapping[str, Any], key: str, default: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise UserError(key=key, value=value, allowed="a whole number, 1 or more")
     return value
+
+
+def _switches(raw: Mapping[str, Any]) -> dict[str, Any]:
+    found = {key: raw[key] for key in _SWITCHES if key in raw}
+    for key, value in found.items():
+        if not isinstance(value, bool):
+            raise UserError(key=key, value=value, allowed="true or false")
+    return found
 
 
 def parse_case(raw: object) -> Case:
@@ -155,7 +174,10 @@ def parse_case(raw: object) -> Case:
         finetune=_finetune(raw),
         seq_len=_whole(raw, "seq_len", 512),
         grad_accum=_whole(raw, "grad_accum", 1),
+        checkpoint_every=_whole(raw, "checkpoint_every", 1),
+        zero=_build(ZeroBuffers, _mapping(raw, "zero"), key="zero"),
         **choices,
+        **_switches(raw),
     )
     step = Step(
         job=job,

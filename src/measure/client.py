@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -68,20 +68,14 @@ def case_of(step: Step) -> dict[str, Any]:
     """The step as the worker's JSON case."""
     job = step.job
     model = {"name": job.model.name, "hf_id": job.model.hf_id, "config": dict(job.model.config)}
+    parts = {"model": model, "finetune": asdict(job.finetune), "zero": asdict(job.zero)}
     return {
-        "model": model,
-        "finetune": asdict(job.finetune),
-        "seq_len": job.seq_len,
-        "grad_accum": job.grad_accum,
+        **{item.name: getattr(job, item.name) for item in fields(job)},
+        **parts,
         "micro_batch": step.micro_batch,
         "method": step.method,
         "layout": asdict(step.layout),
         "gpu": asdict(step.gpu),
-        "precision": job.precision,
-        "optimizer": job.optimizer,
-        "checkpointing": job.checkpointing,
-        "attention": job.attention,
-        "loss": job.loss,
     }
 
 

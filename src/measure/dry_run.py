@@ -15,6 +15,7 @@ from src.measure.assumptions import assumptions, eager_instead
 from src.measure.blocks import find_blocks, shorten
 from src.measure.build import add_lora, autocast_dtype, build_model, enable_checkpointing
 from src.measure.case import Case
+from src.measure.coverage import require_covered
 from src.measure.events import Owner
 from src.measure.extend import NotExtensibleError, expand, extend
 from src.measure.ledger import summarize
@@ -58,12 +59,7 @@ def check(case: Case) -> None:
         UserError: says why, in one line.
     """
     step, job = case.step, case.step.job
-    if step.method.is_zero:
-        raise UserError(
-            key="method",
-            value=step.method,
-            allowed="DeepSpeed's engine is not part of the dry run; the formula covers it",
-        )
+    require_covered(job, step.method)
     check_layout(step, case.loop)
     if case.loop.nf4 and not (job.finetune.is_lora and job.precision is Precision.BF16_TRUE):
         raise UserError(key="loop.nf4", value="true", allowed="with LoRA and bf16-true only")

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from src.architecture import describe
+from src.memory.coverage import require_covered
 from src.memory.kernels import Kernel
 from src.memory.parts import Parts, loss_bytes, parts_of
 from src.memory.size import FLOAT_BYTES, Size, fixed, per_score, per_token, total, undominated
@@ -30,8 +31,10 @@ def columns(job: Job, method: Method, layout: Layout, gpu: Gpu) -> tuple[Column,
     sliding window, where attention is given a mask.
 
     Raises:
+        NotCoveredError: the formula lacks a term that the job needs.
         UserError: the config or the attention implementation is impossible.
     """
+    require_covered(job, method)
     return _columns(_canonical(job), method, layout, gpu)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from src.architecture import Decoder
 from src.errors import UserError
-from src.spec import Cluster, Layout, Method, Precision, Request
+from src.spec import Cluster, Job, Layout, Method, Request, refusal
 
 _UNKNOWN_HEADS = "tensor parallelism needs a model_type whose heads are known here"
 
@@ -46,7 +46,7 @@ def candidates(request: Request, decoder: Decoder | None) -> tuple[Candidate, ..
     degrees = _asked_degrees(request, decoder)
     found: list[Candidate] = []
     for method in request.methods or _every_method(request):
-        mine = _layouts(method, request.cluster.num_gpus, degrees)
+        mine = _layouts(method, request.cluster.num_gpus, request.cluster.node_size, degrees)
         if request.methods:
             _refuse(request, decoder, method, possible=bool(mine), degrees=degrees)
         found += [Candidate(method=method, layout=layout) for layout in mine]
@@ -61,10 +61,12 @@ def candidates(request: Request, decoder: Decoder | None) -> tuple[Candidate, ..
 
 def _every_method(request: Request) -> tuple[Method, ...]:
     if request.cluster.num_gpus == 1:
+        _require_possible(request.job, Method.SINGLE)
         return (Method.SINGLE,)
-    every = [method for method in Method if method is not Method.SINGLE]
-    if request.job.precision is Precision.BF16_TRUE:
-        every = [method for method in every if not method.is_zero]
+    several = [method for method in Method if method is not Method.SINGLE]
+    every = [method for method in several if refusal(request.job, method) is None]
+    if not every:
+        _require_possible(request.job, several[0])
     if request.tp is not None:
         every = [method for method in every if method.has_tensor_parallel is (request.tp > 1)]
     return tuple(every)
@@ -100,7 +102,9 @@ def _asked_degrees(request: Request, decoder: Decoder | None) -> tuple[int, ...]
     return (request.tp,)
 
 
-def _layouts(method: Method, num_gpus: int, degrees: tuple[int, ...]) -> tuple[Layout, ...]:
+def _layouts(
+    method: Method, num_gpus: int, node: int, degrees: tuple[int, ...]
+) -> tuple[Layout, ...]:
     if method is Method.SINGLE:
         return (Layout(),) if num_gpus == 1 else ()
     if method is Method.TP:
@@ -115,7 +119,21 @@ def _layouts(method: Method, num_gpus: int, degrees: tuple[int, ...]) -> tuple[L
             for degree in degrees
             if degree < num_gpus
         )
+    if method is Method.HSDP:
+        return tuple(Layout(dp=num_gpus, shard=shard) for shard in _hybrid_shards(num_gpus, node))
     return (Layout(dp=num_gpus, shard=1 if method is Method.DDP else num_gpus),)
+
+
+def _hybrid_shards(num_gpus: int, node: int) -> tuple[int, ...]:
+    """HSDP shards within a node and replicates over nodes; on one node, over its halves."""
+    shard = node if node < num_gpus else num_gpus // 2
+    return (shard,) if shard > 1 and num_gpus % shard == 0 else ()
+
+
+def _require_possible(job: Job, method: Method) -> None:
+    error = refusal(job, method)
+    if error is not None:
+        raise error
 
 
 def _refuse(
@@ -128,15 +146,15 @@ def _refuse(
 ) -> None:
     """Raise UserError for a method that was asked for and cannot run."""
     num_gpus = request.cluster.num_gpus
-    if method.is_zero and request.job.precision is Precision.BF16_TRUE:
-        allowed = "DeepSpeed keeps an fp32 master copy; precision=bf16-mixed, fp16-mixed or fp32"
-        raise UserError(key="method", value=method.value, allowed=allowed)
+    _require_possible(request.job, method)
     if possible:
         return
     if method is Method.SINGLE:
         allowed = f"runs on one GPU; gpus=1 instead of gpus={num_gpus}"
     elif num_gpus == 1:
         allowed = "needs 2 GPUs or more; method=single on one"
+    elif method is Method.HSDP:
+        allowed = f"needs two groups of 2 GPUs or more; gpus={num_gpus} cannot be halved so"
     elif decoder is None:
         allowed = _UNKNOWN_HEADS
     elif decoder.has_experts:

@@ -23,6 +23,7 @@ SIMPLEST_FIRST = (
     Method.DDP,
     Method.FSDP,
     Method.FSDP_GRAD,
+    Method.HSDP,
     Method.ZERO1,
     Method.ZERO2,
     Method.ZERO3,

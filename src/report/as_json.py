@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from src.plan.result import SCHEMA_VERSION, MethodReport, Report
-from src.spec import Finetune, Layout, Request
+from src.spec import FINETUNE_OPTIONS, Finetune, Layout, Request
 
 
 def render_json(report: Report) -> str:
@@ -57,8 +57,13 @@ def request_dict(request: Request) -> dict[str, Any]:
         "micro_batch": request.micro_batch,
         "grad_accum": job.grad_accum,
         "checkpointing": job.checkpointing.value,
+        "checkpoint_every": job.checkpoint_every,
         "attention": job.attention.value,
         "loss": job.loss.value,
+        "offload": job.offload.value,
+        "activation_offload": job.activation_offload,
+        "sequence_parallel": job.sequence_parallel,
+        "fp32_reduce": job.fp32_reduce,
         "estimator": request.estimator.value,
         "policy": request.policy.value,
         "zero": asdict(job.zero),
@@ -66,15 +71,11 @@ def request_dict(request: Request) -> dict[str, Any]:
 
 
 def _finetune_dict(finetune: Finetune) -> dict[str, Any]:
-    """LoRA's options are null where nothing is adapted."""
-    has = finetune.is_lora
-    return {
-        "kind": finetune.kind.value,
-        "r": finetune.r if has else None,
-        "alpha": finetune.alpha if has else None,
-        "dropout": finetune.dropout if has else None,
-        "targets": list(finetune.targets) if has else None,
-    }
+    """Options that the kind does not have are null."""
+    has = FINETUNE_OPTIONS[finetune.kind]
+    values = asdict(finetune)
+    kind = values.pop("kind")
+    return {"kind": kind, **{key: value if key in has else None for key, value in values.items()}}
 
 
 def _layout_dict(layout: Layout) -> dict[str, int]:

@@ -9,19 +9,24 @@ from src.spec.choices import (
     FinetuneKind,
     Loss,
     Method,
+    Offload,
     Optimizer,
     Policy,
     Precision,
+    Quantization,
+    Upcast,
     Verdict,
     parse_choice,
 )
 from src.spec.hardware import Cluster, Gpu, Interconnect
-from src.spec.job import Finetune, Job, Layout, Step, ZeroBuffers
+from src.spec.job import FINETUNE_OPTIONS, Finetune, Job, Layout, Step, ZeroBuffers
 from src.spec.model import Model
 from src.spec.request import DRY_RUN_LIMIT_S, Request
+from src.spec.rules import refusal
 
 __all__ = [
     "DRY_RUN_LIMIT_S",
+    "FINETUNE_OPTIONS",
     "Attention",
     "Checkpointing",
     "Cluster",
@@ -35,12 +40,16 @@ __all__ = [
     "Loss",
     "Method",
     "Model",
+    "Offload",
     "Optimizer",
     "Policy",
     "Precision",
+    "Quantization",
     "Request",
     "Step",
+    "Upcast",
     "Verdict",
     "ZeroBuffers",
     "parse_choice",
+    "refusal",
 ]

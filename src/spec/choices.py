@@ -18,6 +18,7 @@ class Method(StrEnum):
     ZERO3 = "zero3"
     FSDP = "fsdp"
     FSDP_GRAD = "fsdp-grad"
+    HSDP = "hsdp"
     TP = "tp"
     DDP_TP = "ddp+tp"
     FSDP_TP = "fsdp+tp"
@@ -30,7 +31,7 @@ class Method(StrEnum):
     @property
     def is_fsdp(self) -> bool:
         """Whether PyTorch's `fully_shard` shards the parameters."""
-        return self in (Method.FSDP, Method.FSDP_GRAD, Method.FSDP_TP)
+        return self in (Method.FSDP, Method.FSDP_GRAD, Method.HSDP, Method.FSDP_TP)
 
     @property
     def has_tensor_parallel(self) -> bool:
@@ -44,10 +45,38 @@ class Method(StrEnum):
 
 
 class FinetuneKind(StrEnum):
-    """Which parameters are trained."""
+    """Which parameters are trained.
+
+    `full`: all; `freeze`: those of the last blocks; `lora`: PEFT's adapters on a frozen model;
+    `qlora`: the same on a quantised one; `prefix`, `prompt`: PEFT's virtual tokens, as keys and
+    values of every block or as embeddings in front of the sequence.
+    """
 
     FULL = "full"
+    FREEZE = "freeze"
     LORA = "lora"
+    QLORA = "qlora"
+    PREFIX = "prefix"
+    PROMPT = "prompt"
+
+
+class Quantization(StrEnum):
+    """How bitsandbytes stores the frozen Linears of a block: 4-bit NormalFloat, or LLM.int8()."""
+
+    NF4 = "nf4"
+    INT8 = "int8"
+
+
+class Upcast(StrEnum):
+    """What of a quantised model is turned to fp32 before training.
+
+    `all`: everything that is not quantised (PEFT's `prepare_model_for_kbit_training`); `norms`: the
+    norms alone (TRL turns the rest back); `none`: nothing.
+    """
+
+    ALL = "all"
+    NORMS = "norms"
+    NONE = "none"
 
 
 class Precision(StrEnum):
@@ -79,24 +108,53 @@ class Precision(StrEnum):
 
 
 class Optimizer(StrEnum):
-    """`adamw` and `sgd*` are PyTorch's foreach implementations, `adamw-fused` the fused kernel."""
+    """Implementations as they run on CUDA.
+
+    `adamw`, `sgd`, `sgd-momentum`: PyTorch's foreach ones; `adamw-fused`: the fused kernel;
+    `adamw-loop`: parameter by parameter; `adamw-8bit`, `lion`, `paged-*`: bitsandbytes' (paged
+    states live in managed memory, outside the allocator); `adafactor`: transformers'; `muon`:
+    PyTorch's for the blocks' matrices, fused AdamW for everything else.
+    """
 
     ADAMW = "adamw"
     ADAMW_FUSED = "adamw-fused"
+    ADAMW_LOOP = "adamw-loop"
+    ADAMW_8BIT = "adamw-8bit"
+    PAGED_ADAMW = "paged-adamw"
+    PAGED_ADAMW_8BIT = "paged-adamw-8bit"
+    ADAFACTOR = "adafactor"
+    LION = "lion"
+    MUON = "muon"
     SGD = "sgd"
     SGD_MOMENTUM = "sgd-momentum"
 
     @property
     def states_per_parameter(self) -> int:
-        """State tensors with the parameter's shape and dtype."""
-        return {"adamw": 2, "adamw-fused": 2, "sgd": 0, "sgd-momentum": 1}[self.value]
+        """Full-size state tensors, whatever their dtype (Adafactor's are rows and columns)."""
+        if self in (Optimizer.SGD, Optimizer.ADAFACTOR):
+            return 0
+        return 1 if self in (Optimizer.SGD_MOMENTUM, Optimizer.LION, Optimizer.MUON) else 2
 
 
 class Checkpointing(StrEnum):
-    """What is kept for the backward pass: everything, or each block's input only."""
+    """What is kept for the backward pass.
+
+    `none`: everything; `full`: the input of each block (of every `checkpoint_every`-th one alone,
+    where that is above 1); `selective`: everything but what is inside the attention module, whose
+    input is kept.
+    """
 
     NONE = "none"
     FULL = "full"
+    SELECTIVE = "selective"
+
+
+class Offload(StrEnum):
+    """What lives in host memory between uses: nothing, optimizer states, or parameters too."""
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    ALL = "all"
 
 
 class Attention(StrEnum):
@@ -108,9 +166,18 @@ class Attention(StrEnum):
 
 
 class Loss(StrEnum):
-    """How the loss is computed; `standard` is transformers' causal-language-model loss."""
+    """How the loss is computed.
+
+    `standard`: transformers 5's causal-language-model loss; `standard-4x`: that of transformers
+    4.x, which turns all logits to fp32 and keeps a shifted copy of them; `chunked`: head and loss
+    on one eighth of the tokens at a time, each recomputed in the backward pass; `liger`: Liger's
+    fused linear cross entropy.
+    """
 
     STANDARD = "standard"
+    STANDARD_4X = "standard-4x"
+    CHUNKED = "chunked"
+    LIGER = "liger"
 
 
 class Verdict(StrEnum):

@@ -11,8 +11,11 @@ from src.spec.choices import (
     FinetuneKind,
     Loss,
     Method,
+    Offload,
     Optimizer,
     Precision,
+    Quantization,
+    Upcast,
 )
 from src.spec.hardware import Gpu
 from src.spec.model import Model
@@ -24,29 +27,54 @@ def require_positive(key: str, value: int) -> None:
         raise UserError(key=key, value=value, allowed="a whole number, 1 or more")
 
 
+_LORA_OPTIONS = ("r", "alpha", "dropout", "targets", "dora")
+
+FINETUNE_OPTIONS: dict[FinetuneKind, tuple[str, ...]] = {
+    FinetuneKind.FULL: (),
+    FinetuneKind.FREEZE: ("trained_blocks",),
+    FinetuneKind.LORA: _LORA_OPTIONS,
+    FinetuneKind.QLORA: (*_LORA_OPTIONS, "quantization", "double_quant", "upcast"),
+    FinetuneKind.PREFIX: ("num_virtual_tokens",),
+    FinetuneKind.PROMPT: ("num_virtual_tokens",),
+}
+"""The attributes of `Finetune` that mean something, per kind."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finetune:
-    """Which parameters are trained.
+    """Which parameters are trained; `FINETUNE_OPTIONS` says what belongs to which kind.
 
     Attributes:
-        kind: full or LoRA.
+        kind: see its enum.
+        trained_blocks: how many of the last blocks are trained.
         r: LoRA's rank.
         alpha: LoRA's scale; no effect on memory.
         dropout: dropout on the adapters' input, 0 to below 1.
         targets: names of the adapted Linears as PEFT's `target_modules` takes them (the last part
             of the module's name); empty: the attention projections; `("all-linear",)`: every Linear
             of the blocks.
+        dora: whether magnitudes are trained beside the adapters (DoRA).
+        quantization: how the frozen Linears are stored.
+        double_quant: whether NF4's scales are quantised too.
+        upcast: what is turned to fp32 before training.
+        num_virtual_tokens: length of the trained prefix or prompt.
     """
 
     kind: FinetuneKind = FinetuneKind.FULL
+    trained_blocks: int = 2
     r: int = 16
     alpha: int = 32
     dropout: float = 0.0
     targets: tuple[str, ...] = ()
+    dora: bool = False
+    quantization: Quantization = Quantization.NF4
+    double_quant: bool = True
+    upcast: Upcast = Upcast.ALL
+    num_virtual_tokens: int = 20
 
     def __post_init__(self) -> None:
-        require_positive("finetune.r", self.r)
-        require_positive("finetune.alpha", self.alpha)
+        for key in ("trained_blocks", "r", "alpha", "num_virtual_tokens"):
+            require_positive(f"finetune.{key}", getattr(self, key))
         if not 0 <= self.dropout < 1:
             raise UserError(
                 key="finetune.dropout", value=self.dropout, allowed="0 or more and below 1"
@@ -55,7 +83,12 @@ class Finetune:
     @property
     def is_lora(self) -> bool:
         """Whether the model's own weights are frozen and adapters are trained."""
-        return self.kind is FinetuneKind.LORA
+        return self.kind in (FinetuneKind.LORA, FinetuneKind.QLORA)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the frozen Linears of the blocks are stored by bitsandbytes."""
+        return self.kind is FinetuneKind.QLORA
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,12 +100,14 @@ class ZeroBuffers:
         prefetch_bucket_size: parameters fetched ahead (stage 3).
         param_persistence_threshold: parameters smaller than this stay whole (stage 3).
         max_live_parameters: parameters whole at once before any is released (stage 3).
+        fp32_gradients: gradients accumulate in fp32 (`data_types.grad_accum_dtype`).
     """
 
     reduce_bucket_size: int = 500_000_000
     prefetch_bucket_size: int = 50_000_000
     param_persistence_threshold: int = 100_000
     max_live_parameters: int = 1_000_000_000
+    fp32_gradients: bool = False
 
     def __post_init__(self) -> None:
         require_positive("zero.reduce_bucket_size", self.reduce_bucket_size)
@@ -92,7 +127,12 @@ class Job:
         finetune: which parameters are trained.
         seq_len: tokens of each sequence.
         grad_accum: micro steps per optimizer step.
-        precision, optimizer, checkpointing, attention, loss: see their enums.
+        precision, optimizer, checkpointing, attention, loss, offload: see their enums.
+        checkpoint_every: with full checkpointing, one block of that many is recomputed.
+        activation_offload: whether tensors kept for the backward pass wait in host memory
+            (`torch.autograd.graph.save_on_cpu`).
+        sequence_parallel: whether what tensor parallelism leaves whole is split along the sequence.
+        fp32_reduce: whether FSDP and DeepSpeed reduce half-precision gradients in fp32.
         zero: DeepSpeed's buffers; no effect on other methods.
     """
 
@@ -103,13 +143,19 @@ class Job:
     precision: Precision = Precision.BF16_MIXED
     optimizer: Optimizer = Optimizer.ADAMW_FUSED
     checkpointing: Checkpointing = Checkpointing.FULL
+    checkpoint_every: int = 1
     attention: Attention = Attention.SDPA
     loss: Loss = Loss.STANDARD
+    offload: Offload = Offload.NONE
+    activation_offload: bool = False
+    sequence_parallel: bool = False
+    fp32_reduce: bool = False
     zero: ZeroBuffers = field(default_factory=ZeroBuffers)
 
     def __post_init__(self) -> None:
         require_positive("seq_len", self.seq_len)
         require_positive("grad_accum", self.grad_accum)
+        require_positive("checkpoint_every", self.checkpoint_every)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,8 +19,8 @@ from src.memory import estimate_step, peak_allocated
 from src.memory.counts import count_model
 from src.memory.profile import profile
 from src.plan import largest_micro_batch
-from src.spec import Checkpointing, Finetune, Job, Method, Optimizer, Precision
-from tests.jobs import LORA, gpu, layout_of, step_of, zoo_model
+from src.spec import Checkpointing, Finetune, Job, Method, Precision
+from tests.jobs import LORA, OPTIMIZERS, gpu, layout_of, step_of, zoo_model
 
 JOB = Job(model=zoo_model("llama-3-8b"))
 METHODS = (Method.DDP, Method.ZERO3, Method.FSDP, Method.TP)
@@ -90,7 +90,7 @@ def test_many_settings_one_by_one(benchmark: Any) -> None:
         for name in ("opt-1.3b", "llama-3-8b", "gemma-2b", "pythia-160m", "qwen2.5-0.5b")
         for finetune in (Finetune(), LORA)
         for precision in Precision
-        for optimizer in Optimizer
+        for optimizer in OPTIMIZERS
         for checkpointing in Checkpointing
     ]
     card = gpu()

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from src.architecture import describe
 from src.memory import Instant, Term, count_model, estimate_step, ledger_of, peak_allocated
 from src.spec import Checkpointing, Job, Layout, Method, Step
-from tests.jobs import LORA, SHARDED, gpu, jobs, layout_of, small_model, step_of, steps
+from tests.jobs import (
+    CHECKPOINTINGS,
+    LORA,
+    SHARDED,
+    gpu,
+    jobs,
+    layout_of,
+    small_model,
+    step_of,
+    steps,
+)
 
 settings.register_profile("laws", deadline=None, max_examples=120, derandomize=True)
 settings.load_profile("laws")
@@ -125,7 +135,7 @@ def test_accumulating_never_lowers_the_peak(step: Step) -> None:
 @given(step=steps())
 def test_checkpointing_never_keeps_more_of_the_forward_pass(step: Step) -> None:
     kept = {}
-    for policy in Checkpointing:
+    for policy in CHECKPOINTINGS:
         job = replace(step.job, checkpointing=policy, finetune=replace(LORA, kind="full"))
         cells = ledger_of(replace(step, job=job))[Instant.LOSS_BACKWARD]
         terms = (

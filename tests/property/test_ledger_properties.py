@@ -30,7 +30,18 @@ from src.spec import (
     Optimizer,
     Step,
 )
-from tests.jobs import LORA, SHARDED, gpu, jobs, layout_of, small_model, step_of, steps, zoo_model
+from tests.jobs import (
+    CHECKPOINTINGS,
+    LORA,
+    SHARDED,
+    gpu,
+    jobs,
+    layout_of,
+    small_model,
+    step_of,
+    steps,
+    zoo_model,
+)
 from tests.small_configs import SMALL_CONFIGS
 from tests.strategies import REAL_MODELS, lora, steps_of_method
 
@@ -265,7 +276,7 @@ def test_sharding_over_one_gpu_saves_nothing(job: Job, method: Method, batch: in
 def test_recomputing_never_keeps_more_at_the_end_of_the_forward_pass(step: Step) -> None:
     step = at(step, finetune=Finetune())
     kept = {}
-    for policy in Checkpointing:
+    for policy in CHECKPOINTINGS:
         cells = ledger_of(at(step, checkpointing=policy))[Instant.FORWARD_END]
         kept[policy] = sum(cells.get(term, 0) for term in KEPT)
     assert kept[Checkpointing.FULL] <= kept[Checkpointing.NONE]

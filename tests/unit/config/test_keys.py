@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 
 from src.config import run_command
-from src.config.keys import KEYS, help_text
+from src.config.keys import HELP_WIDTH, KEYS, help_text
 from src.errors import UserError
 
 
-def test_help_has_one_short_line_per_key() -> None:
+def test_help_has_one_entry_of_short_lines_per_key() -> None:
     lines = help_text({}).splitlines()
     for name in KEYS:
         assert len([line for line in lines if line.startswith(f"  {name} ")]) == 1
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, lines)) <= HELP_WIDTH
     assert len([line for line in lines if line.startswith("  python -m src.estimate")]) == 3
 
 

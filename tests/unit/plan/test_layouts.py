@@ -32,6 +32,10 @@ def test_every_layout_uses_every_gpu_and_is_possible(request: Request) -> None:
         assert decoder.attention.num_kv_heads % layout.tp == 0
         assert request.cluster.node_size % layout.tp == 0
         assert (candidate.method is Method.SINGLE) == (request.cluster.num_gpus == 1)
+        if candidate.method is Method.HSDP:
+            nodes = request.cluster.num_nodes
+            assert layout.shard == (request.cluster.node_size if nodes > 1 else layout.dp // 2)
+            continue
         sharded = candidate.method.is_zero or candidate.method.is_fsdp
         assert layout.shard == (layout.dp if sharded else 1)
 
@@ -106,7 +110,7 @@ def test_degree_one_is_no_tensor_parallelism() -> None:
     request = request_of(gpus=4, tp=1)
     found = candidates(request, describe(request.job.model))
     assert not any(candidate.method.has_tensor_parallel for candidate in found)
-    assert len(found) == 6
+    assert len(found) == 7
 
 
 @pytest.mark.parametrize("precision", Precision)

@@ -1,0 +1,47 @@
+"""What the dry run cannot run: asked for, it says so in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from src.errors import NotCoveredError
+from src.spec import Checkpointing, FinetuneKind, Job, Loss, Method, Offload, Optimizer, refusal
+
+_KINDS = (FinetuneKind.FULL, FinetuneKind.LORA)
+_OPTIMIZERS = (Optimizer.ADAMW, Optimizer.ADAMW_FUSED, Optimizer.SGD, Optimizer.SGD_MOMENTUM)
+
+_GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]], ...] = (
+    ("finetune", lambda job: job.finetune.kind, lambda job, _: job.finetune.kind not in _KINDS),
+    ("finetune.dora", lambda _: True, lambda job, _: job.finetune.dora),
+    ("optimizer", lambda job: job.optimizer, lambda job, _: job.optimizer not in _OPTIMIZERS),
+    (
+        "checkpointing",
+        lambda job: job.checkpointing,
+        lambda job, _: job.checkpointing is Checkpointing.SELECTIVE,
+    ),
+    ("checkpoint_every", lambda job: job.checkpoint_every, lambda job, _: job.checkpoint_every > 1),
+    ("loss", lambda job: job.loss, lambda job, _: job.loss is not Loss.STANDARD),
+    ("offload", lambda job: job.offload, lambda job, _: job.offload is not Offload.NONE),
+    ("activation_offload", lambda _: True, lambda job, _: job.activation_offload),
+    ("sequence_parallel", lambda _: True, lambda job, _: job.sequence_parallel),
+    (
+        "fp32_reduce",
+        lambda _: True,
+        lambda job, method: job.fp32_reduce and method.is_fsdp,
+    ),
+)
+"""(key, its value, whether the dry run lacks it)."""
+
+
+def require_covered(job: Job, method: Method) -> None:
+    """Raise UserError where the job cannot run by the method, or the dry run cannot run it."""
+    impossible = refusal(job, method)
+    if impossible is not None:
+        raise impossible
+    if method.is_zero:
+        allowed = "DeepSpeed's engine is not part of the dry run; the formula covers it"
+        raise NotCoveredError(key="method", value=method, allowed=allowed)
+    for key, value, lacks in _GAPS:
+        if lacks(job, method):
+            allowed = "not part of the dry run"
+            raise NotCoveredError(key=key, value=value(job), allowed=allowed)

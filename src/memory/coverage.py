@@ -1,0 +1,55 @@
+"""What the formula does not cover: asked for, it says so, and `auto` goes to the dry run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from src.errors import NotCoveredError
+from src.spec import Checkpointing, FinetuneKind, Job, Loss, Method, Offload, Optimizer
+
+_KINDS = (FinetuneKind.FULL, FinetuneKind.LORA)
+_OPTIMIZERS = (Optimizer.ADAMW, Optimizer.ADAMW_FUSED, Optimizer.SGD, Optimizer.SGD_MOMENTUM)
+
+_GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]], ...] = (
+    ("finetune", lambda job: job.finetune.kind, lambda job, _: job.finetune.kind not in _KINDS),
+    ("finetune.dora", lambda _: True, lambda job, _: job.finetune.dora),
+    ("optimizer", lambda job: job.optimizer, lambda job, _: job.optimizer not in _OPTIMIZERS),
+    (
+        "checkpointing",
+        lambda job: job.checkpointing,
+        lambda job, _: job.checkpointing is Checkpointing.SELECTIVE,
+    ),
+    (
+        "checkpoint_every",
+        lambda job: job.checkpoint_every,
+        lambda job, _: job.checkpoint_every > 1,
+    ),
+    ("loss", lambda job: job.loss, lambda job, _: job.loss is not Loss.STANDARD),
+    ("offload", lambda job: job.offload, lambda job, _: job.offload is not Offload.NONE),
+    ("activation_offload", lambda _: True, lambda job, _: job.activation_offload),
+    (
+        "sequence_parallel",
+        lambda _: True,
+        lambda job, method: job.sequence_parallel and method.has_tensor_parallel,
+    ),
+    (
+        "fp32_reduce",
+        lambda _: True,
+        lambda job, method: job.fp32_reduce and (method.is_fsdp or method.is_zero),
+    ),
+    (
+        "zero.fp32_gradients",
+        lambda _: True,
+        lambda job, method: job.zero.fp32_gradients and method.is_zero,
+    ),
+)
+"""(key, its value, whether the formula lacks it)."""
+
+
+def require_covered(job: Job, method: Method) -> None:
+    """Raise NotCoveredError where the formula lacks a term that the job needs."""
+    for key, value, lacks in _GAPS:
+        if lacks(job, method):
+            raise NotCoveredError(
+                key=key, value=value(job), allowed="the formula has no term for it"
+            )

@@ -1,0 +1,75 @@
+"""Which settings can run together at all; what an estimator covers of it is its own affair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from src.errors import UserError
+from src.spec.choices import Checkpointing, FinetuneKind, Method, Offload, Optimizer, Precision
+from src.spec.job import Job
+
+_BITSANDBYTES = (
+    Optimizer.ADAMW_8BIT,
+    Optimizer.PAGED_ADAMW,
+    Optimizer.PAGED_ADAMW_8BIT,
+    Optimizer.LION,
+)
+WHOLE_TENSOR_OPTIMIZERS = (*_BITSANDBYTES, Optimizer.ADAFACTOR, Optimizer.MUON)
+"""They look at a weight as a whole, or at its blocks: not at a shard of it."""
+
+_Rule = tuple[Callable[[Job, Method], bool], str, Callable[[Job, Method], object], str]
+
+_RULES: tuple[_Rule, ...] = (
+    (
+        lambda job, method: method.is_zero and job.precision is Precision.BF16_TRUE,
+        "method",
+        lambda _, method: method,
+        "DeepSpeed keeps an fp32 master copy; precision=bf16-mixed, fp16-mixed or fp32",
+    ),
+    (
+        lambda job, method: job.offload is Offload.OPTIMIZER and not method.is_zero,
+        "offload",
+        lambda job, _: job.offload,
+        "only DeepSpeed takes optimizer states alone to host memory; method=zero1, zero2 or zero3",
+    ),
+    (
+        lambda job, method: (
+            job.offload is Offload.ALL and not (method.is_fsdp or method is Method.ZERO3)
+        ),
+        "offload",
+        lambda job, _: job.offload,
+        "parameters are taken to host memory where they are sharded; method=fsdp, hsdp or zero3",
+    ),
+    (
+        lambda job, method: (
+            job.optimizer in WHOLE_TENSOR_OPTIMIZERS
+            and (method.is_fsdp or method.is_zero or method.has_tensor_parallel)
+        ),
+        "optimizer",
+        lambda job, _: job.optimizer,
+        "works on whole weights; method=single or ddp",
+    ),
+    (
+        lambda job, _: (
+            job.finetune.kind is FinetuneKind.PREFIX and job.checkpointing is not Checkpointing.NONE
+        ),
+        "checkpointing",
+        lambda job, _: job.checkpointing,
+        "PEFT refuses prefix tuning with checkpointing; none",
+    ),
+    (
+        lambda job, method: job.finetune.is_quantized and method.has_tensor_parallel,
+        "method",
+        lambda _, method: method,
+        "bitsandbytes' quantised Linears are not split by tensor parallelism",
+    ),
+)
+"""(broken when, key, value, what is allowed)."""
+
+
+def refusal(job: Job, method: Method) -> UserError | None:
+    """Why a job cannot run by a method; None where it can."""
+    for is_broken, key, value, allowed in _RULES:
+        if is_broken(job, method):
+            return UserError(key=key, value=value(job, method), allowed=allowed)
+    return None
