@@ -87,6 +87,7 @@ class BlockBuilder:
         is_module: bool = True,
         tied: bool = False,
         bias_name: str | None = None,
+        stays_fp32: bool = False,
     ) -> str:
         """A Linear from `source` to `width` features."""
         return self.add_op(
@@ -102,6 +103,7 @@ class BlockBuilder:
                 is_module=is_module,
                 tied=tied,
                 bias_name=None if bias_name is None else self.prefix + bias_name,
+                stays_fp32=stays_fp32,
             )
         )
 

@@ -106,6 +106,18 @@ class Decoder:
         return any(isinstance(op, Experts) for block in self.blocks for op in block.ops)
 
     @cached_property
+    def fp32_parameters(self) -> tuple[str, ...]:
+        """Parameters that stay fp32 in a half-precision model, named within their block."""
+        kept = (
+            parameter.name
+            for block in self.blocks
+            for op in block.ops
+            if isinstance(op, Linear) and op.stays_fp32
+            for parameter in op.parameters()
+        )
+        return tuple(dict.fromkeys(kept))
+
+    @cached_property
     def token_embedding(self) -> Embed:
         """The token embedding."""
         return next(op for op in self.stem.ops if isinstance(op, Embed))

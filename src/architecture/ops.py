@@ -151,6 +151,7 @@ class Linear(Unary):
         is_module: whether it is an `nn.Linear` or `Conv1D` that PEFT can adapt (routers are not).
         tied: whether the weight is the token embedding's; then it is no parameter of its own.
         bias_name: full name of the bias where it is not `<name>.bias` (bert's head).
+        stays_fp32: whether transformers keeps it in fp32 in a half-precision model.
     """
 
     name: str
@@ -161,6 +162,7 @@ class Linear(Unary):
     is_module: bool = True
     tied: bool = False
     bias_name: str | None = None
+    stays_fp32: bool = False
 
     def parameters(self) -> Iterator[Parameter]:
         """`<name>.weight`, (out_features, in_features), unless tied; `<name>.bias`."""

@@ -35,6 +35,7 @@ from src.measure.result import DryRunResult
 from src.measure.simulated import SimulatedDevice, materialise
 from src.measure.trace import NO_LAYER, Entry, Recorder
 from src.measure.training import Training, run_steps, watch_blocks
+from src.measure.uniform_dtypes import check_dtypes
 from src.spec import Attention, Precision
 
 MEASURED_STEP = 2
@@ -87,7 +88,10 @@ def build(case: Case, *, whole: bool) -> tuple[nn.Module, int]:
     model = build_model(job, loop)
     depth = 0 if whole else shorten(model)
     enable_checkpointing(model, job, loop)
-    return add_lora(model, job, loop) if job.finetune.is_lora else model, depth
+    if job.finetune.is_lora:
+        model = add_lora(model, job, loop)
+    check_dtypes(model, case)
+    return model, depth
 
 
 def _prepare(

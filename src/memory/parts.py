@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from src.architecture import Decoder, describe
 from src.memory.counts import ModelCounts, count_model
+from src.memory.mixed_dtypes import check_uniform_dtypes
 from src.memory.placement import Placement, place
 from src.memory.profile import Profile, profile
 from src.memory.regime import Regime, regime_of
@@ -53,9 +54,10 @@ def parts_of(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Parts:
     """Everything that follows from a job under a method.
 
     Raises:
-        UserError: the config or the attention implementation is impossible.
+        UserError: the config, the attention implementation or the method is impossible.
     """
     decoder = describe(job.model)
+    check_uniform_dtypes(decoder, job, method, layout)
     regime = regime_of(decoder, job, method, layout, gpu)
     counts = count_model(
         decoder,

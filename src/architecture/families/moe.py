@@ -30,7 +30,7 @@ class SparseMLP:
 
     Attributes:
         router: name of the router, a raw parameter.
-        router_fp32: whether the router reads its input in fp32.
+        router_fp32: whether the router is kept in fp32 and reads its input so.
         bias: whether router and experts have biases.
     """
 
@@ -46,7 +46,14 @@ class SparseMLP:
         """Write it down; gives the name of what it adds to the residual stream."""
         build.prefix = "mlp."
         taken = build.copy(source, upcast=True) if self.router_fp32 else source
-        logits = build.linear(self.router, taken, self.num_experts, bias=self.bias, is_module=False)
+        logits = build.linear(
+            self.router,
+            taken,
+            self.num_experts,
+            bias=self.bias,
+            is_module=False,
+            stays_fp32=self.router_fp32,
+        )
         out = build.experts(
             "experts",
             source,
