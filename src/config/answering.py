@@ -1,4 +1,4 @@
-"""Who answers a question, for as long as it takes: the formula, or the dry run in its child."""
+"""Who answers a question, for as long as it takes: a formula, or the dry run in its child."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from src.architecture import supported_model_types
 from src.config.request import Question
 from src.errors import UserError
+from src.memory import llmem_step
 from src.plan import compare
 from src.plan.result import MethodReport, Report
 from src.spec import EstimatorKind, Request, Step
@@ -80,6 +81,10 @@ def answering(
         request.estimator is EstimatorKind.AUTO and is_known
     ):
         yield Answer(report=_with_warnings(compare(request), question.warnings))
+        return
+    if request.estimator is EstimatorKind.LLMEM:
+        report = compare(request, llmem_step, kind=EstimatorKind.LLMEM)
+        yield Answer(report=_with_warnings(report, question.warnings))
         return
     from src.measure.client import DryRun
 

@@ -20,6 +20,7 @@ from src.spec import (
     Policy,
     Precision,
     Quantization,
+    Runtime,
     Upcast,
 )
 
@@ -120,6 +121,11 @@ KEYS: dict[str, Key] = {
     "sequence_parallel": Key(allowed=_SWITCH, meaning="with tensor parallelism"),
     "fp32_reduce": Key(allowed=_SWITCH, meaning="FSDP, DeepSpeed: gradients reduced in fp32"),
     "estimator": _choice(EstimatorKind, "who answers; auto: dryrun where formula cannot"),
+    "runtime": Key(
+        allowed=f"{_choices(Runtime)} | null",
+        meaning="null: the estimator's; gemini: LLMem's",
+        kind=ValueKind.OPTIONAL_TEXT,
+    ),
     "policy": _choice(Policy, "what is recommended; llmem: by LLMem's own rule"),
     "dryrun.time_limit_s": Key(allowed="seconds, 1 or more", meaning="for each dry run"),
     "zero.reduce_bucket_size": Key(allowed="elements, 1 or more", meaning="DeepSpeed"),

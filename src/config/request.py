@@ -35,6 +35,7 @@ from src.spec import (
     Precision,
     Quantization,
     Request,
+    Runtime,
     Upcast,
     ZeroBuffers,
     parse_choice,
@@ -146,19 +147,36 @@ def to_request(cfg: DictConfig) -> Question:
         methods=methods,
         tp=keys["tp"],
         micro_batch=keys["micro_batch"],
-        estimator=parse_choice(EstimatorKind, keys["estimator"], key="estimator"),
+        estimator=_estimator(keys),
         policy=parse_choice(Policy, keys["policy"], key="policy"),
     )
     limit = keys["dryrun"]["time_limit_s"]
     require_positive("dryrun.time_limit_s", limit)
     without_effect = _without_effect(request, gpus_per_node=keys["gpus_per_node"])
-    if request.estimator is EstimatorKind.FORMULA and limit != DRY_RUN_LIMIT_S:
-        without_effect.append("dryrun.time_limit_s has no effect with estimator=formula")
+    makes_dry_runs = request.estimator in (EstimatorKind.AUTO, EstimatorKind.DRYRUN)
+    if not makes_dry_runs and limit != DRY_RUN_LIMIT_S:
+        without_effect.append(
+            f"dryrun.time_limit_s has no effect with estimator={request.estimator}"
+        )
     return Question(
         request=request,
         warnings=(*warnings, *gpu_warnings, *without_effect),
         dry_run_limit_s=limit,
     )
+
+
+def _estimator(keys: Mapping[str, Any]) -> EstimatorKind:
+    """The estimator that was asked for, or the one that speaks of the runtime."""
+    kind = parse_choice(EstimatorKind, keys["estimator"], key="estimator")
+    if keys["runtime"] is None:
+        return kind
+    runtime = parse_choice(Runtime, keys["runtime"], key="runtime")
+    if runtime is Runtime.GEMINI and kind is EstimatorKind.AUTO:
+        return EstimatorKind.LLMEM
+    if (runtime is Runtime.GEMINI) != (kind is EstimatorKind.LLMEM):
+        allowed = f"estimator={kind} does not speak of it; gemini and estimator=llmem go together"
+        raise UserError(key="runtime", value=runtime.value, allowed=allowed)
+    return kind
 
 
 def _container(cfg: DictConfig) -> dict[str, Any]:

@@ -75,6 +75,7 @@ class EstimateConfig:
     sequence_parallel: bool = MISSING
     fp32_reduce: bool = MISSING
     estimator: str = MISSING
+    runtime: str | None = None
     policy: str = MISSING
     dryrun: DryRunConfig = field(default_factory=DryRunConfig)
     zero: ZeroConfig = field(default_factory=ZeroConfig)

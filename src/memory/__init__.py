@@ -7,6 +7,7 @@ from src.memory.counts import count_model
 from src.memory.estimate import Estimate, Ledger, estimate_step, ledger_of, peak_allocated
 from src.memory.kernels import Kernel, choose_kernel, implementation
 from src.memory.levels import LevelModel, level_model
+from src.memory.llmem import llmem_step
 from src.memory.mixed_dtypes import mixed_dtypes
 from src.memory.terms import Instant, Term
 
@@ -24,6 +25,7 @@ __all__ = [
     "implementation",
     "ledger_of",
     "level_model",
+    "llmem_step",
     "mixed_dtypes",
     "peak_allocated",
 ]

@@ -27,6 +27,18 @@ SIMULATED = (
     "the dry run is a simulation, not a measurement: upper bounds are the estimate plus a stated "
     "margin (allocated and reserved +5 %, context and NCCL +25 %), tokens/s only ranks"
 )
+BY_LLMEM = (
+    "LLMem's figure is the device level, its terms added up as if all peaked at once: allocated "
+    "and reserved are that without m_base, and its upper bound is the figure itself; tokens/s is "
+    "not LLMem's and speaks of PyTorch's methods"
+)
+CAVEATS = {
+    EstimatorKind.FORMULA: UNCALIBRATED,
+    EstimatorKind.DRYRUN: SIMULATED,
+    EstimatorKind.LLMEM: BY_LLMEM,
+}
+"""What each estimator's numbers are not."""
+
 ZERO_NOTE = "read off DeepSpeed's code; not checked against a run"
 
 
@@ -42,8 +54,8 @@ def compare(
     Args:
         request: the request.
         estimator: who answers.
-        kind: its name. The dry run is asked sparingly, may refuse single methods of all, and knows
-            models that the formula does not.
+        kind: its name. The dry run is asked sparingly and knows models that the formula does not;
+            any estimator but the formula may refuse single methods of all.
         count_parameters: the model's parameters and those that are trained, of a model that the
             formula does not know; called once the estimator has answered.
 
@@ -73,7 +85,7 @@ def compare(
         methods=tuple(found),
         recommended=recommended,
         calibration=None,
-        warnings=(*warnings, SIMULATED if is_dry else UNCALIBRATED),
+        warnings=(*warnings, CAVEATS[kind]),
     )
 
 
@@ -206,21 +218,21 @@ def _something_fits(request: Request, estimator: Estimator) -> bool:
     try:
         check(request, decoder)
         mine = candidates(request, decoder)
-        return any(
-            verdict(
-                estimator(
-                    Step(
-                        job=request.job,
-                        method=candidate.method,
-                        layout=candidate.layout,
-                        gpu=request.cluster.gpu,
-                        micro_batch=request.micro_batch or 1,
-                    )
-                ),
-                request.cluster.gpu,
-            )
-            is Verdict.FITS
-            for candidate in mine
-        )
+        return any(_fits(request, candidate, estimator) for candidate in mine)
     except UserError:
+        return False
+
+
+def _fits(request: Request, candidate: Candidate, estimator: Estimator) -> bool:
+    """Whether a candidate fits; a method that the estimator does not know does not."""
+    step = Step(
+        job=request.job,
+        method=candidate.method,
+        layout=candidate.layout,
+        gpu=request.cluster.gpu,
+        micro_batch=request.micro_batch or 1,
+    )
+    try:
+        return verdict(estimator(step), step.gpu) is Verdict.FITS
+    except NotCoveredError:
         return False

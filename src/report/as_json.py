@@ -65,6 +65,7 @@ def request_dict(request: Request) -> dict[str, Any]:
         "sequence_parallel": job.sequence_parallel,
         "fp32_reduce": job.fp32_reduce,
         "estimator": request.estimator.value,
+        "runtime": request.runtime.value,
         "policy": request.policy.value,
         "zero": asdict(job.zero),
     }

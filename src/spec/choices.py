@@ -194,6 +194,14 @@ class EstimatorKind(StrEnum):
     AUTO = "auto"
     FORMULA = "formula"
     DRYRUN = "dryrun"
+    LLMEM = "llmem"
+
+
+class Runtime(StrEnum):
+    """What runs the step: PyTorch (with DeepSpeed for `zero*`), or Colossal-AI's Gemini."""
+
+    PYTORCH = "pytorch"
+    GEMINI = "gemini"
 
 
 class Policy(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from src.errors import UserError
-from src.spec.choices import EstimatorKind, Method, Policy
+from src.spec.choices import EstimatorKind, Method, Policy, Runtime
 from src.spec.hardware import Cluster
 from src.spec.job import Job, require_positive
 
@@ -34,6 +34,12 @@ class Request:
     micro_batch: int | None = None
     estimator: EstimatorKind = EstimatorKind.AUTO
     policy: Policy = Policy.FASTEST
+
+    @property
+    def runtime(self) -> Runtime:
+        """What runs the step: only LLMem's formulas speak of Gemini, and of nothing else."""
+        is_llmem = self.estimator is EstimatorKind.LLMEM
+        return Runtime.GEMINI if is_llmem else Runtime.PYTORCH
 
     def __post_init__(self) -> None:
         if self.micro_batch is not None:

@@ -14,7 +14,17 @@ from src.config.arguments import parse_value
 from src.config.keys import KEYS
 from src.errors import UserError
 from src.report.as_json import request_dict
-from src.spec import Cluster, Finetune, Job, Method, Model, Request, ZeroBuffers
+from src.spec import (
+    Cluster,
+    EstimatorKind,
+    Finetune,
+    Job,
+    Method,
+    Model,
+    Request,
+    Runtime,
+    ZeroBuffers,
+)
 
 FINETUNES = sorted(
     path.name.removesuffix(".yaml")
@@ -130,6 +140,7 @@ TYPE_ERRORS = {
     "attention": ["flash3"],
     "loss": ["dpo"],
     "estimator": ["simulated"],
+    "runtime": ["jax"],
     "policy": ["cheapest"],
     "gpus_per_node": [0, "x"],
     "zero.reduce_bucket_size": ["big", 0],
@@ -270,3 +281,42 @@ def test_output_defaults_and_choices() -> None:
     for keys in ({"format": "xml"}, {"list": "x"}, {"plot": "a.jpg"}, {"plot": "/no/where/a.png"}):
         with pytest.raises(UserError):
             to_output(compose_keywords(keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "estimator", "runtime"),
+    [
+        ({}, EstimatorKind.AUTO, Runtime.PYTORCH),
+        ({"runtime": "pytorch"}, EstimatorKind.AUTO, Runtime.PYTORCH),
+        ({"runtime": "pytorch", "estimator": "dryrun"}, EstimatorKind.DRYRUN, Runtime.PYTORCH),
+        ({"estimator": "llmem"}, EstimatorKind.LLMEM, Runtime.GEMINI),
+        ({"runtime": "gemini"}, EstimatorKind.LLMEM, Runtime.GEMINI),
+        ({"runtime": "gemini", "estimator": "llmem"}, EstimatorKind.LLMEM, Runtime.GEMINI),
+    ],
+    ids=str,
+)
+def test_llmem_and_gemini_imply_each_other(
+    keys: dict[str, Any], estimator: EstimatorKind, runtime: Runtime
+) -> None:
+    request = request_of(**keys)
+    assert (request.estimator, request.runtime) == (estimator, runtime)
+    said = request_dict(request)
+    assert (said["estimator"], said["runtime"]) == (estimator.value, runtime.value)
+    assert request_of(**{key: said[key] for key in ("estimator", "runtime")}) == request
+
+
+@pytest.mark.parametrize(
+    ("runtime", "estimator"),
+    [("gemini", "formula"), ("gemini", "dryrun"), ("pytorch", "llmem")],
+)
+def test_another_runtime_than_the_estimators_is_refused(runtime: str, estimator: str) -> None:
+    with pytest.raises(UserError, match=rf"^runtime={runtime}: estimator={estimator} does not"):
+        request_of(runtime=runtime, estimator=estimator)
+
+
+@pytest.mark.parametrize("estimator", ["formula", "llmem"])
+def test_a_time_limit_of_dry_runs_is_for_those_who_make_them(estimator: str) -> None:
+    keys = {"estimator": estimator, "dryrun": {"time_limit_s": 5}}
+    (said,) = warnings_of(**keys)
+    assert said == f"dryrun.time_limit_s has no effect with estimator={estimator}"
+    assert warnings_of(dryrun={"time_limit_s": 5}) == ()

@@ -63,6 +63,7 @@ COMMANDS = [
     ["model=.", "gpus=2"],
     ["model=opt-1.3b", "gpus=4", "method=fsdp", "micro_batch=4"],
     ["model=opt-1.3b", "gpus=4", "gpu=a100", "method=[ddp,zero2]", "grad_accum=4"],
+    ["model=opt-1.3b", "gpus=4", "gpu=v100-16gb", "estimator=llmem", "policy=llmem"],
 ]
 
 
@@ -181,6 +182,9 @@ ERRORS = [
     (["model=gpt2", "precision=bf16"], "precision", "bf16"),
     (["model=gpt2", "checkpointing=false"], "checkpointing", "false"),
     (["model=gpt2", "estimator=magic"], "estimator", "magic"),
+    (["model=gpt2", "runtime=gemini", "estimator=formula"], "runtime", "gemini"),
+    (["model=gpt2", "estimator=llmem", "finetune=lora"], "finetune", "lora"),
+    (["model=gpt2", "gpus=4", "estimator=llmem", "method=zero2"], "method", "zero2"),
     (["model=gpt2", "policy=cheapest"], "policy", "cheapest"),
     (["model=gpt2", "zero.reduce_bucket_size=-1"], "zero.reduce_bucket_size", "-1"),
     (["model=gpt2", "format=xml"], "format", "xml"),

@@ -15,6 +15,7 @@ HEAVY = ("torch", "transformers", "mlflow", "sklearn", "lightgbm", "pandas", "ma
     [
         "import src.estimate",
         "from src.estimate import estimate; estimate(model='opt-1.3b', gpus=4)",
+        "from src.estimate import estimate; estimate(model='opt-1.3b', gpus=4, estimator='llmem')",
     ],
 )
 def test_nothing_heavy_is_loaded(program: str) -> None:
