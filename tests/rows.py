@@ -86,6 +86,7 @@ any_row = st.builds(
     instants=st.dictionaries(_NAMES, _LEVELS, max_size=3),
     ledger=st.dictionaries(_NAMES, st.dictionaries(_NAMES, _BYTES, max_size=3), max_size=3),
     numbers=st.dictionaries(_NAMES, _BYTES | st.floats(min_value=0, max_value=1e12), max_size=4),
+    oom_instant=st.none() | _NAMES,
     message=st.none() | _NAMES,
     fullest_rank=st.integers(min_value=0, max_value=1000),
     ranks=st.lists(

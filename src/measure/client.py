@@ -8,21 +8,15 @@ this process does.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from src.errors import NotCoveredError, UserError
+from src.measure.child import WITHOUT_GPU, Child, ChildEndedError
 from src.measure.events import Instant, Owner
 from src.measure.timeline import Timeline
 from src.memory.levels import SLACK_AT_CAPACITY, UPPER_ALLOCATED, UPPER_OUTSIDE
@@ -30,13 +24,6 @@ from src.spec import DRY_RUN_LIMIT_S, Step
 from src.units import Levels
 
 COMMAND = (sys.executable, "-m", "src.measure.worker", "--serve")
-ROOT = Path(__file__).resolve().parents[2]
-
-_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
-"""The same answer wherever it runs: no GPU is looked at, nothing is downloaded."""
-
-_LAST_LINES = 20
-_FARE_WELL_S = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,7 +139,7 @@ class DryRun:
         self._time_limit_s = time_limit_s
         self._watch = watch or (lambda _: None)
         self._command = command
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._known: dict[Step, DryRunEstimate] = {}
 
     def __enter__(self) -> Self:
@@ -231,9 +218,13 @@ class DryRun:
             raise _failure(f"its process answered with what is no row: {text[:80]!r}") from error
 
     def _exchange(self, line: str, step: Step) -> str:
-        if self._child is None:
-            self._child = _Child(self._command)
-        reply = self._child.exchange(line, self._time_limit_s)
+        try:
+            if self._child is None:
+                self._child = Child(self._command, WITHOUT_GPU)
+            self._child.send(line)
+            reply = self._child.receive(self._time_limit_s)
+        except ChildEndedError as error:
+            raise _failure(str(error)) from error
         if reply is None:
             raise UserError(
                 key="dryrun.time_limit_s",
@@ -252,91 +243,6 @@ def _refusal(error: Mapping[str, Any]) -> UserError:
 
 def _failure(reason: str) -> UserError:
     return UserError(key="estimator", value="dryrun", allowed=reason)
-
-
-class _Child:
-    """One worker process, which leads a session and a process group of its own."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        self._replies: SimpleQueue[str | None] = SimpleQueue()
-        self._last_words: deque[str] = deque(maxlen=_LAST_LINES)
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                cwd=ROOT,
-                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": path},
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise _failure(f"its process cannot be started: {error.strerror}") from error
-        self._readers = [
-            threading.Thread(target=target, daemon=True)
-            for target in (self._read_replies, self._read_last_words)
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    def exchange(self, line: str, time_limit_s: float) -> str | None:
-        """The child's reply to a line; None where it gave none in time.
-
-        Raises:
-            UserError: the child ended instead.
-        """
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-        except OSError:
-            self._raise_ended()
-        try:
-            reply = self._replies.get(timeout=time_limit_s)
-        except Empty:
-            return None
-        if reply is None:
-            self._raise_ended()
-        return reply
-
-    def end(self) -> None:
-        """Kill the group and collect the child."""
-        with suppress(ProcessLookupError, PermissionError):  # its group has ended
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for reader in self._readers:
-            reader.join(_FARE_WELL_S)
-        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
-        for stream in streams:
-            assert stream is not None
-            with suppress(OSError):  # what was left to write has no reader
-                stream.close()
-
-    def _raise_ended(self) -> NoReturn:
-        """Say how the child ended."""
-        try:
-            code = self._process.wait(_FARE_WELL_S)
-        except subprocess.TimeoutExpired:
-            raise _failure("its process closed its output and lives on") from None
-        self._readers[1].join(_FARE_WELL_S)
-        words = next((line for line in reversed(self._last_words) if line), "no message")
-        how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-        hint = " (out of host memory?)" if code == -signal.SIGKILL else ""
-        raise _failure(f"its process ended with {how}{hint}: {words[:300]}")
-
-    def _read_replies(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._replies.put(line)
-        self._replies.put(None)
-
-    def _read_last_words(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._last_words.append(line.strip())
 
 
 __all__ = ["COMMAND", "DryRun", "DryRunEstimate", "case_of", "read_row"]

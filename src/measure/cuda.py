@@ -1,8 +1,9 @@
 """One training step on a real CUDA GPU: the dry run's step on real tensors, measured.
 
-Weights are random: bytes do not depend on their values. On more than one GPU this process is rank 0
-of a group whose collectives send nothing, so that NCCL's own bytes are missing; the row says
-`comm=fake`. A measurement needs a process of its own.
+Weights are random: bytes do not depend on their values. On more than one GPU this process is one
+of as many as torchrun (or `src.measure.runner`) started. Started alone, it is rank 0 of a group
+whose collectives send nothing, so that NCCL's own bytes are missing; the row says `comm=fake`. A
+measurement needs a process of its own.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from src.measure.dry_run import (
     vocab_size,
 )
 from src.measure.kernels import DISTINCT_TOKEN_FRACTION
-from src.measure.measurement import Measurement, Watch
+from src.measure.measurement import Measurement, Start, Watch
 from src.measure.methods import (
     LocalGradients,
     apply_method,
     build_meshes,
-    fake_world,
     local_tensor,
 )
 from src.measure.optimizers import build_optimizer
 from src.measure.simulated import materialise
 from src.measure.training import Training, run_steps, watch_blocks
+from src.measure.world import local_rank, world
 from src.spec import Gpu, Method
 from src.units import GIB
 
@@ -74,24 +75,40 @@ class Target:
 
 
 def measure(case: Case) -> Measurement:
-    """Peaks of the case's second optimizer step on the first visible GPU.
+    """Peaks of the case's second optimizer step on this process's GPU: the first, or its rank's.
 
     A step that does not fit is an outcome, not an error. The case's `gpu` is not used.
 
     Raises:
         UserError: there is no CUDA GPU, or the case cannot be built or measured.
     """
-    if not torch.cuda.is_available():
-        raise UserError(key="device", value="cuda", allowed=f"torch sees no CUDA GPU ({_why()})")
+    _require_cuda()
     check_measurable(case)
-    case = replace(case, step=replace(case.step, gpu=_this_gpu(case.step.gpu)))
+    index = local_rank()
+    torch.cuda.set_device(index)
+    case = replace(case, step=replace(case.step, gpu=_this_gpu(case.step.gpu, index)))
     check(case)
     target = Target(
-        device=torch.device("cuda", 0),
-        statistics=TorchStatistics(),
-        environment=_environment(),
+        device=torch.device("cuda", index),
+        statistics=TorchStatistics(index),
+        environment=_environment(index),
     )
     return run(case, target)
+
+
+def visible_gpus() -> list[dict[str, object]]:
+    """Every GPU that torch sees, as a row's `environment` describes it.
+
+    Raises:
+        UserError: there is none.
+    """
+    _require_cuda()
+    return [_environment(index) for index in range(torch.cuda.device_count())]
+
+
+def _require_cuda() -> None:
+    if not torch.cuda.is_available():
+        raise UserError(key="device", value="cuda", allowed=f"torch sees no CUDA GPU ({_why()})")
 
 
 def _why() -> str:
@@ -118,8 +135,8 @@ def check_measurable(case: Case) -> None:
         )
 
 
-def _this_gpu(gpu: Gpu) -> Gpu:
-    found = torch.cuda.get_device_properties(0)
+def _this_gpu(gpu: Gpu, index: int) -> Gpu:
+    found = torch.cuda.get_device_properties(index)
     return replace(
         gpu,
         name=found.name,
@@ -130,13 +147,14 @@ def _this_gpu(gpu: Gpu) -> Gpu:
     )
 
 
-def _environment() -> dict[str, object]:
-    found = torch.cuda.get_device_properties(0)
+def _environment(index: int) -> dict[str, object]:
+    found = torch.cuda.get_device_properties(index)
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     return {
         "gpu": found.name,
         "compute_capability": [found.major, found.minor],
         "capacity_bytes": found.total_memory,
+        "sm_count": found.multi_processor_count,
         "driver": driver_version(),
         "cuda": torch.version.cuda,
         "allocator_config": next((os.environ[n] for n in names if n in os.environ), ""),
@@ -145,32 +163,40 @@ def _environment() -> dict[str, object]:
 
 def run(case: Case, target: Target) -> Measurement:
     """Build the case on the target, run two steps and read its statistics."""
-    watch = Watch(target.statistics)
-    target.statistics.reset_peaks()
+    watch, statistics = Watch(target.statistics), target.statistics
+    statistics.synchronize()
+    bare = statistics.device()
     seconds: float | None = None
     message: str | None = None
-    counts, notes = (0, 0), NOTES
-    with warnings.catch_warnings(), fake_world(case.step.layout.num_gpus):
+    with (
+        warnings.catch_warnings(),
+        world(case.step.layout.num_gpus, target.device) as comm,
+    ):
         warnings.simplefilter("ignore")
+        statistics.synchronize()
+        start = Start(
+            comm=comm, bare=bare, connected=statistics.device(), memory=statistics.memory()
+        )
+        statistics.reset_peaks()
         torch.manual_seed(SEED)
         model, _ = build(case, whole=True)
         counts = count_parameters(model, 0)
         notes = (*NOTES, *eager_instead(case, model))
         try:
-            training = _prepare(case, model, target.device, watch)
-            seconds = _run_timed(training, watch, target.statistics)
+            training = _prepare(case, model, target.device, watch, comm=comm)
+            seconds = _run_timed(training, watch, statistics)
         except torch.cuda.OutOfMemoryError as error:
             message = str(error)
         except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
             raise _cannot_measure(case, error) from error
-    row = _row(case, target, watch, seconds=seconds, message=message, counts=counts)
+    row = _row(target, watch, start, seconds=seconds, message=message, counts=counts)
     return replace(row, notes=notes)
 
 
 def _row(
-    case: Case,
     target: Target,
     watch: Watch,
+    start: Start,
     *,
     seconds: float | None,
     message: str | None,
@@ -179,11 +205,12 @@ def _row(
     where = watch.instant
     watch.close(always=message is not None)
     memory, device = target.statistics.memory(), target.statistics.device()
-    outcome = "oom" if message is not None else "invalid" if device.num_others else "ok"
+    is_disturbed = bool(start.bare.num_others or device.num_others)
+    outcome = "invalid" if is_disturbed else "ok" if message is None else "oom"
     return Measurement(
         outcome=outcome,
         source="measured" if target.device.type == "cuda" else "simulated",
-        comm="none" if case.step.layout.num_gpus == 1 else "fake",
+        start=start,
         allocated_peaks=watch.allocated_peaks,
         reserved_peaks=watch.reserved_peaks,
         after_step_bytes=memory.allocated_bytes,
@@ -208,7 +235,9 @@ def _cannot_measure(case: Case, error: Exception) -> UserError:
     )
 
 
-def _prepare(case: Case, model: nn.Module, device: torch.device, watch: Watch) -> Training:
+def _prepare(
+    case: Case, model: nn.Module, device: torch.device, watch: Watch, *, comm: str
+) -> Training:
     step, job, loop = case.step, case.step.job, case.loop
     blocks = find_blocks(model)
     watch.num_blocks = len(blocks)
@@ -219,7 +248,7 @@ def _prepare(case: Case, model: nn.Module, device: torch.device, watch: Watch) -
         make_real(model, device)
     model = apply_method(model, blocks, case, meshes, make_real=partial(make_real, device=device))
     if step.method is Method.DDP and step.layout.dp > 1:
-        model = _replicate(model, device)
+        model = _replicate(model, device, is_fake=comm == "fake")
     trainable = [p for p in model.parameters() if p.requires_grad]
     dtype = torch.bfloat16 if loop.autocast_half_weights else autocast_dtype(job.precision)
     return Training(
@@ -234,11 +263,14 @@ def _prepare(case: Case, model: nn.Module, device: torch.device, watch: Watch) -
     )
 
 
-def _replicate(model: nn.Module, device: torch.device) -> nn.Module:
-    """`model` in `DistributedDataParallel`, whose buckets are handed back as they were filled.
+def _replicate(model: nn.Module, device: torch.device, *, is_fake: bool) -> nn.Module:
+    """`model` in `DistributedDataParallel`; in a fake group buckets come back as they were filled.
 
     Without a hook the reducer waits for the result of its collective, and a fake group has none.
     """
+    replica = nn.parallel.DistributedDataParallel(model)
+    if not is_fake:
+        return replica
     from torch._C._distributed_c10d import GradBucket
 
     def keep(_state: object, bucket: Any) -> Any:
@@ -248,7 +280,6 @@ def _replicate(model: nn.Module, device: torch.device) -> nn.Module:
 
     # PyTorch compares the annotations with the classes themselves.
     keep.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
-    replica = nn.parallel.DistributedDataParallel(model)
     replica.register_comm_hook(None, keep)
     return replica
 

@@ -67,18 +67,23 @@ class DeviceBytes:
 
 
 class TorchStatistics:
-    """The first visible GPU, through `torch.cuda` and, where it is installed, NVML."""
+    """A visible GPU, through `torch.cuda` and, where it is installed, NVML.
 
-    def __init__(self) -> None:
-        self._handle = _nvml_handle()
+    Args:
+        index: which of the visible ones.
+    """
+
+    def __init__(self, index: int = 0) -> None:
+        self._index = index
+        self._handle = _nvml_handle(index)
 
     def reset_peaks(self) -> None:
         """Peaks become the current values (`reset_peak_memory_stats`)."""
-        torch.cuda.reset_peak_memory_stats(0)
+        torch.cuda.reset_peak_memory_stats(self._index)
 
     def memory(self) -> Memory:
         """Bytes now, and the peaks since `reset_peaks`."""
-        found = torch.cuda.memory_stats(0)
+        found = torch.cuda.memory_stats(self._index)
         return Memory(
             allocated_bytes=found["allocated_bytes.all.current"],
             reserved_bytes=found["reserved_bytes.all.current"],
@@ -93,23 +98,23 @@ class TorchStatistics:
         found = None if self._handle is None else _nvml_process(self._handle)
         if found is not None:
             return found
-        free, total = torch.cuda.mem_get_info(0)
+        free, total = torch.cuda.mem_get_info(self._index)
         return DeviceBytes(num_bytes=total - free, method="mem_get_info", num_others=None)
 
     def synchronize(self) -> None:
         """Wait until the GPU has done all that was queued."""
-        torch.cuda.synchronize(0)
+        torch.cuda.synchronize(self._index)
 
 
-def _nvml_handle() -> Any:
-    """NVML's handle of the first visible GPU; None without `pynvml` or where it refuses."""
+def _nvml_handle(index: int) -> Any:
+    """NVML's handle of a visible GPU; None without `pynvml` or where it refuses."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
         return None
     try:
         nvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(0).uuid)
+        uuid = str(torch.cuda.get_device_properties(index).uuid)
         return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
     except (nvml.NVMLError, AttributeError):
         return None

@@ -12,13 +12,42 @@ MEASURED_STEP = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """What was on the GPU before the model was.
+
+    Attributes:
+        comm: who carries the collectives: `none` on one GPU, `nccl`; `fake` where this process was
+            rank 0 of a group that sends nothing.
+        bare: the device level with a CUDA context and nothing else.
+        connected: the device level once the ranks have reached each other.
+        memory: the allocator's statistics at that moment.
+    """
+
+    comm: str
+    bare: DeviceBytes
+    connected: DeviceBytes
+    memory: Memory
+
+    @property
+    def context_bytes(self) -> int:
+        """The CUDA context; where NVML hides processes, all that was used on the GPU."""
+        return self.bare.num_bytes
+
+    @property
+    def communicator_bytes(self) -> int:
+        """What connecting the ranks took outside the allocator."""
+        taken = self.connected.num_bytes - self.bare.num_bytes - self.memory.reserved_bytes
+        return max(0, taken)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
     """Bytes of one GPU in the second optimizer step.
 
     Attributes:
         outcome: `ok`; `oom`; `invalid` where other processes used the GPU.
         source: `measured` if a CUDA GPU ran the step.
-        comm: `none` on one GPU; `fake` where this process was rank 0 of a group that sends nothing.
+        start: what was on the GPU before the model was.
         allocated_peaks: most bytes of tensors per window.
         reserved_peaks: most bytes of segments per window.
         after_step_bytes: bytes of tensors once the step is over.
@@ -36,7 +65,7 @@ class Measurement:
 
     outcome: str
     source: str
-    comm: str
+    start: Start
     allocated_peaks: Mapping[Instant, int]
     reserved_peaks: Mapping[Instant, int]
     after_step_bytes: int
@@ -65,7 +94,7 @@ class Measurement:
         return {
             "outcome": self.outcome,
             "source": self.source,
-            "comm": self.comm,
+            "comm": self.start.comm,
             "level": "allocated",
             "peak_bytes": max(peaks.values(), default=0),
             "peak_instant": None if peak_instant is None else peak_instant.value,
@@ -91,9 +120,12 @@ class Measurement:
             needed = numbers["process_bytes"] + numbers["tried_bytes"]
         return {
             "reserved_bytes": reserved,
+            "context_bytes": self.start.context_bytes,
+            "communicator_bytes": self.start.communicator_bytes,
             "outside_bytes": outside,
             "device_bytes": None if outside is None else reserved + outside,
             "device_bytes_method": None if self.device is None else self.device.method,
+            "num_other_processes_before": self.start.bare.num_others,
             "num_other_processes": None if self.device is None else self.device.num_others,
             "num_alloc_retries": self.memory.num_alloc_retries,
             "num_ooms": self.memory.num_ooms,

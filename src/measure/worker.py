@@ -26,12 +26,18 @@ bytes are still those that it needs), `source` (always "simulated"), `level`, `p
 `notes`, `num_parameters`, `num_trainable_parameters`. Exit 0. Wrong input, or a model whose code
 cannot be simulated: one line on stderr, exit 1.
 
-`device=cuda` measures the same step on the first visible GPU (`gpu` is not used) and gives
-`Measurement.to_json()`: the same keys but `ledger` and `num_events`, and `comm`, `step_seconds`,
-`instant_reserved_peaks`, `environment`. Without a CUDA GPU: one line, exit 1.
+`device=cuda` measures the same step on the first visible GPU, or as one rank of torchrun's on its
+GPU (`gpu` is not used), and gives `Measurement.to_json()`: the same keys but `ledger` and
+`num_events`, and `comm`, `step_seconds`, `instant_reserved_peaks`, `environment`. Without a CUDA
+GPU: one line, exit 1.
 
 `--serve`: a case a line until stdin ends; a line `{"row": ...}` or `{"error": {"key", "value",
-"allowed"}}` for each. Whatever else a library prints goes to stderr.
+"allowed"}}` for each. Whatever else a library prints goes to stderr. `--once`: the same for one
+case, and it may be a measurement. `--gpus`: the GPUs that torch sees, in the same form.
+
+`--run-many CASES.jsonl --rows ROWS.jsonl`: every case of the first file in a process of its own,
+appended to the second as a row of `src.record`; `--help` after it tells the rest. It needs nothing
+but Python, torch and transformers, and goes on where an earlier run stopped.
 """
 
 from __future__ import annotations
@@ -39,8 +45,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -111,19 +118,25 @@ def _write_snapshot(path: Path, case: Case, result: DryRunResult) -> None:
     )
 
 
-def serve() -> int:
-    """Answer cases line by line; ends with stdin, even in the middle of a case."""
+def serve(lines: Iterable[str], respond: Callable[[str], Any]) -> int:
+    """Answer line by line; ends with stdin, even in the middle of an answer."""
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as channel:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        for line in _lines():
+        for line in lines:
             try:
-                reply: dict[str, Any] = {"row": answer(_simulated(json.loads(line)))}
+                reply: dict[str, Any] = {"row": respond(line)}
             except UserError as error:
                 words = {"key": error.key, "value": str(error.value), "allowed": error.allowed}
                 reply = {"error": words}
             channel.write(json.dumps(reply) + "\n")
             channel.flush()
     return 0
+
+
+def _gpus(_line: str) -> object:
+    from src.measure.cuda import visible_gpus
+
+    return visible_gpus()
 
 
 def _simulated(raw: Any) -> object:
@@ -150,7 +163,15 @@ def _lines() -> Iterator[str]:
 def main(arguments: list[str]) -> int:
     """Answer the case on stdin; the exit code."""
     if arguments == ["--serve"]:
-        return serve()
+        return serve(_lines(), lambda line: answer(_simulated(json.loads(line))))
+    if arguments == ["--once"]:
+        return serve(islice(_lines(), 1), lambda line: answer(json.loads(line)))
+    if arguments == ["--gpus"]:
+        return serve([""], _gpus)
+    if arguments[:1] == ["--run-many"]:
+        from src.measure.run_many import run_many
+
+        return run_many(arguments)
     try:
         try:
             raw = json.load(sys.stdin)

@@ -85,7 +85,7 @@ class Row:
         case: the whole spec, as `src.measure.worker` takes it.
         outcome: what came of it.
         source: where the row comes from.
-        comm: who carried the collectives: `none` on one GPU, `fake` where nothing was sent, `nccl`.
+        comm: who carried the collectives: `none` on one GPU, `nccl`, `fake` where nothing was sent.
         peak_bytes: level -> peak of the second step; a level that was not seen is left out. After
             an `oom` a measurement's are what was reached, a simulation's `allocated` what it needs.
         peak_instant: the instant of the allocated peak.
@@ -93,6 +93,7 @@ class Row:
         ledger: instant -> owner -> bytes, level allocated; empty for what was not simulated.
         numbers: everything else that was counted or timed, none of it negative: `step_seconds`,
             `after_step_bytes`, `num_alloc_retries`, `num_ooms`, `context_bytes`, ...
+        oom_instant: the instant in which memory ran out.
         message: CUDA's out-of-memory message, or how the process died.
         fullest_rank: the rank that the row's bytes are of.
         ranks: every rank, where there were several.
@@ -112,6 +113,7 @@ class Row:
     instants: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     ledger: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
+    oom_instant: str | None = None
     message: str | None = None
     fullest_rank: int = 0
     ranks: tuple[Rank, ...] = ()
@@ -194,6 +196,7 @@ class Row:
             instants=read.table("instants", LEVELS),
             ledger=read.table("ledger"),
             numbers=read.numbers("numbers"),
+            oom_instant=read.text_or_none("oom_instant"),
             message=read.text_or_none("message"),
             fullest_rank=read.whole("fullest_rank"),
             ranks=tuple(ranks),

@@ -15,7 +15,8 @@ from src.measure.case import parse_case
 from src.measure.cuda import Target, check_measurable, measure, run
 from src.measure.cuda_statistics import DeviceBytes, Memory, oom_numbers, own_process
 from src.measure.events import Instant
-from src.measure.measurement import Measurement, Watch
+from src.measure.measurement import Measurement, Start, Watch
+from src.measure.runner import Conditions, run_case
 from src.units import GIB, MIB
 
 TINY = {
@@ -173,6 +174,66 @@ def test_the_row_has_every_level_and_says_where_they_come_from() -> None:
     json.dumps(row)
 
 
+def test_what_was_on_the_gpu_before_the_model_is_told() -> None:
+    reservation = rehearse().to_json()["reservation"]
+    assert isinstance(reservation, dict)
+    assert (reservation["context_bytes"], reservation["communicator_bytes"]) == (450, 0)
+    empty = Memory(
+        allocated_bytes=0, reserved_bytes=50, peak_allocated_bytes=0, peak_reserved_bytes=0
+    )
+    bare, connected = (
+        DeviceBytes(num_bytes=num_bytes, method="nvml", num_others=0) for num_bytes in (450, 900)
+    )
+    start = Start(comm="nccl", bare=bare, connected=connected, memory=empty)
+    assert start.communicator_bytes == 400
+
+
+REHEARSING_WORKER = """
+import sys
+import torch
+from src.measure import worker
+from src.measure.case import parse_case
+from src.measure.cuda import Target, run
+sys.path.insert(0, "tests/unit/measure")
+from test_cuda import Scripted
+
+def answer(raw):
+    target = Target(device=torch.device("cpu"), statistics=Scripted(), environment={})
+    return run(parse_case(raw), target).to_json()
+
+worker.answer = answer
+sys.exit(worker.main(["--once"]))
+"""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "ddp", "layout": {"dp": 2}},
+        pytest.param({"method": "fsdp", "layout": {"dp": 2, "shard": 2}}, marks=pytest.mark.slow),
+        pytest.param(
+            {"method": "tp", "layout": {"tp": 2}, "precision": "fp32"}, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_ranks_find_each_other(changes: dict[str, Any]) -> None:
+    conditions = Conditions(
+        campaign="test",
+        num_gpus=2,
+        timeout_s=60.0,
+        command=[sys.executable, "-c", REHEARSING_WORKER],
+    )
+    row = run_case(CASE | changes | {"device": "cuda"}, conditions)
+    assert (row.outcome, row.message) == ("ok", None)
+    assert (row.comm, len(row.ranks)) == ("gloo", 2)
+
+
+def test_a_rank_of_another_number_of_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UserError, match="layout=2: as many GPUs as processes were started"):
+        rehearse(method="ddp", layout={"dp": 2})
+
+
 def test_other_processes_make_a_measurement_invalid() -> None:
     assert rehearse(Scripted(others=1)).outcome == "invalid"
     assert rehearse(Scripted(others=None)).outcome == "ok"
@@ -194,7 +255,7 @@ def test_the_step_runs_on_real_tensors(changes: dict[str, Any]) -> None:
     result = rehearse(**changes)
     assert result.outcome == "ok"
     assert set(result.allocated_peaks) == set(Instant)
-    assert result.comm == ("fake" if "layout" in changes else "none")
+    assert result.start.comm == ("fake" if "layout" in changes else "none")
 
 
 def test_running_out_is_an_outcome_with_the_numbers_of_the_message(
