@@ -99,13 +99,15 @@ def _by_llmem(found: list[MethodReport]) -> Recommendation | None:
         return None
     best = scored[0]
     others = [f"{report.method.value} {llmem_score(report):g}" for report in scored[1:]]
-    ahead = f", ahead of {', '.join(others)}" if others else ", the only one above 0"
+    rest = f", then {', '.join(others)}" if others else ", the only one above 0"
+    if others and llmem_score(scored[1]) == llmem_score(best):
+        rest += " (equal scores go by LLMem's order)"
     return Recommendation(
         method=best.method,
         layout=best.layout,
         micro_batch=best.micro_batch,
         reason=f"LLMem's rule: {LLMEM_METHODS[best.method].value} scores "
-        f"{llmem_score(best):g}{ahead}",
+        f"{llmem_score(best):g}{rest}",
     )
 
 

@@ -69,6 +69,8 @@ def test_equal_scores_go_to_cdp_then_adp_then_tp_then_both(
     report = decided(largest(**batches))
     assert len({llmem_score(row) for row in report.methods if llmem_score(row)}) == 1
     assert chosen(report).method is best
+    assert report.recommended is not None
+    assert report.recommended.reason.endswith("(equal scores go by LLMem's order)")
 
 
 @pytest.mark.parametrize(
@@ -85,8 +87,9 @@ def test_the_highest_score_wins(batches: dict[str, int], best: Method) -> None:
     assert chosen(report).method is best
     assert report.recommended is not None
     assert report.recommended.reason.startswith(
-        f"LLMem's rule: {LLMEM_METHODS[best].value} scores {llmem_score(chosen(report)):g}"
+        f"LLMem's rule: {LLMEM_METHODS[best].value} scores {llmem_score(chosen(report)):g}, then "
     )
+    assert "equal" not in report.recommended.reason
 
 
 def test_of_two_layouts_of_one_method_the_better_scored_is_taken() -> None:
