@@ -19,7 +19,7 @@ from src.errors import NotCoveredError, UserError
 from src.measure.child import WITHOUT_GPU, Child, ChildEndedError
 from src.measure.events import Instant, Owner
 from src.measure.timeline import Timeline
-from src.memory.levels import SLACK_AT_CAPACITY, UPPER_ALLOCATED, UPPER_OUTSIDE
+from src.memory.levels import SLACK_AT_CAPACITY, upper_levels
 from src.spec import DRY_RUN_LIMIT_S, Step
 from src.units import Levels
 
@@ -100,17 +100,10 @@ def read_row(row: Mapping[str, Any], *, capacity_bytes: int) -> DryRunEstimate:
 
 
 def _upper(peak: Levels, *, outside: int, capacity: int) -> Levels:
-    """The margins of the formula's first models; cache is given back before the card is full."""
-    allocated = round(peak.allocated * (1 + UPPER_ALLOCATED))
-    outside = round(outside * (1 + UPPER_OUTSIDE))
-    least = round(allocated * (1 + SLACK_AT_CAPACITY))
-    freely = round(peak.reserved * (1 + UPPER_ALLOCATED))
+    """The margins of the formula's first models; nothing is given back where it does not fit."""
     fits = peak.device <= capacity
-    reserved = min(freely, max(least, capacity - outside)) if fits else freely
-    return Levels(
-        allocated=allocated,
-        reserved=max(reserved, peak.reserved),
-        device=max(reserved + outside, peak.device),
+    return upper_levels(
+        peak, freely=peak.reserved, outside=outside, capacity=capacity if fits else sys.maxsize
     )
 
 

@@ -56,7 +56,10 @@ class LevelModel:
 
     def estimate(self, allocated: int) -> Levels:
         """All levels for an allocated peak in bytes."""
-        return self._levels(allocated, self.outside, least_slack=SLACK_AT_CAPACITY)
+        least = allocated * (1 + SLACK_AT_CAPACITY)
+        freely = allocated * (1 + self.slack)
+        reserved = round(min(freely, max(least, self.capacity - self.outside)))
+        return Levels(allocated=allocated, reserved=reserved, device=reserved + self.outside)
 
     def upper(self, allocated: int, *, fragmented: int = 0) -> Levels:
         """The upper bound of all levels; never below the estimate.
@@ -65,22 +68,52 @@ class LevelModel:
             allocated: the estimated peak in bytes.
             fragmented: allocated bytes and stranded blocks of another moment, where they are more.
         """
-        outside = round(self.outside * (1 + UPPER_OUTSIDE))
-        grown = round(allocated * (1 + UPPER_ALLOCATED))
-        bound = self._levels(grown, outside, least_slack=UPPER_SLACK_AT_CAPACITY)
-        stranded = round(fragmented * (1 + UPPER_ALLOCATED))
         estimate = self.estimate(allocated)
+        freely = allocated * (1 + self.slack)
+        bound = upper_levels(estimate, freely=freely, outside=self.outside, capacity=self.capacity)
+        stranded = round(fragmented * (1 + UPPER_ALLOCATED))
         return Levels(
             allocated=bound.allocated,
-            reserved=max(bound.reserved, estimate.reserved, stranded),
-            device=max(bound.device, estimate.device, stranded + outside),
+            reserved=max(bound.reserved, stranded),
+            device=max(bound.device, stranded + upper_outside(self.outside)),
         )
 
-    def _levels(self, allocated: int, outside: int, *, least_slack: float) -> Levels:
-        least = allocated * (1 + least_slack)
-        free_of_pressure = allocated * (1 + self.slack)
-        reserved = round(min(free_of_pressure, max(least, self.capacity - outside)))
-        return Levels(allocated=allocated, reserved=reserved, device=reserved + outside)
+
+def upper_outside(outside: int) -> int:
+    """The upper bound of context and NCCL bytes."""
+    return round(outside * (1 + UPPER_OUTSIDE))
+
+
+def upper_levels(estimate: Levels, *, freely: float, outside: int, capacity: int) -> Levels:
+    """The upper bound of an estimate at every level; never below it.
+
+    The cache is given back before the card is full, down to what fragmentation costs.
+
+    Args:
+        estimate: what is estimated.
+        freely: estimated reserved bytes where nothing need be given back.
+        outside: estimated bytes outside the allocator.
+        capacity: usable bytes of the GPU.
+    """
+    outside = upper_outside(outside)
+    allocated = round(estimate.allocated * (1 + UPPER_ALLOCATED))
+    least = allocated * (1 + UPPER_SLACK_AT_CAPACITY)
+    reserved = round(min(freely * (1 + UPPER_ALLOCATED), max(least, capacity - outside)))
+    return Levels(
+        allocated=allocated,
+        reserved=max(reserved, estimate.reserved),
+        device=max(reserved + outside, estimate.device),
+    )
+
+
+def upper_room(*, outside: int, capacity: int) -> float:
+    """The largest upper bound of allocated bytes that is sure to fit.
+
+    Args:
+        outside: upper bound of the bytes outside the allocator.
+        capacity: usable bytes of the GPU.
+    """
+    return (capacity - outside) / (1 + UPPER_SLACK_AT_CAPACITY)
 
 
 def context_bytes(gpu: Gpu) -> int:

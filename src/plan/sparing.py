@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from src.errors import UserError
-from src.memory.levels import SLACK_AT_CAPACITY
+from src.memory.levels import upper_room
 from src.plan.search import (
     LARGEST_MICRO_BATCH,
     Answer,
@@ -105,7 +105,7 @@ class _Search:
         """Where a line through the allocated bytes of what fits meets the room that there is."""
         peak, upper = self._known[self.low].peak_bytes, self._known[self.low].upper_bytes
         outside = max(peak.device - peak.reserved, upper.device - upper.reserved)
-        room = (self._step.gpu.usable_bytes - outside) / (1 + SLACK_AT_CAPACITY)
+        room = upper_room(outside=outside, capacity=self._step.gpu.usable_bytes)
         slope = self._slope_at(self.low)
         if slope <= 0:
             return 2 * self.low

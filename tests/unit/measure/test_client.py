@@ -127,6 +127,14 @@ def test_cache_is_given_back_before_the_card_is_full() -> None:
     assert found.upper_bytes.device == 13 * GIB
 
 
+def test_a_full_card_is_bounded_as_the_formula_bounds_it() -> None:
+    """10 GiB + 5 % of margin + 5 % that fragmentation may cost, and 0.5 GiB + 25 % outside."""
+    reservation = {**ROW["reservation"], "reserved_bytes": 11 * GIB}
+    found = read_row({**ROW, "reservation": reservation}, capacity_bytes=round(11.6 * GIB))
+    assert found.upper_bytes.reserved == round(10.5 * GIB * 1.05)
+    assert found.upper_bytes.device == round(10.5 * GIB * 1.05) + 640 * MIB
+
+
 def test_what_does_not_fit_needs_more_than_there_is() -> None:
     reservation = {
         **ROW["reservation"],

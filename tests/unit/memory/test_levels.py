@@ -14,9 +14,12 @@ from src.memory.levels import (
     SLACK_AT_CAPACITY,
     context_bytes,
     num_communicators,
+    upper_levels,
+    upper_outside,
+    upper_room,
 )
 from src.spec import Layout, Method
-from src.units import GIB, MIB
+from src.units import GIB, MIB, Levels
 from tests.jobs import gpu, layout_of
 
 CAPACITY = 80 * GIB
@@ -55,6 +58,18 @@ def test_a_full_card_gives_its_cache_back_before_it_fails(allocated: int) -> Non
 def test_what_surely_fits_would_also_fit_by_the_estimate(allocated: int) -> None:
     if MODEL.upper(allocated).device <= CAPACITY:
         assert MODEL.estimate(allocated).device <= CAPACITY
+
+
+@given(allocated=BYTES, outside=st.integers(0, 4 * GIB), slack=st.floats(0.2, 0.5))
+def test_the_room_is_where_the_upper_bound_meets_the_card(
+    allocated: int, outside: int, slack: float
+) -> None:
+    """Both estimators bound a full card alike, and the search for a batch aims at that bound."""
+    estimate = Levels(allocated=allocated, reserved=allocated, device=allocated + outside)
+    freely = allocated * (1 + slack)
+    upper = upper_levels(estimate, freely=freely, outside=outside, capacity=CAPACITY)
+    room = upper_room(outside=upper_outside(outside), capacity=CAPACITY)
+    assert (upper.device <= CAPACITY) == (upper.allocated <= room + 1)
 
 
 def test_an_empty_card_keeps_its_slack() -> None:

@@ -7,6 +7,7 @@ import pytest
 from src.errors import UserError
 from src.measure.case import A100_80GB
 from src.memory import Estimate
+from src.memory.levels import UPPER_SLACK_AT_CAPACITY
 from src.memory.terms import Instant
 from src.plan.sparing import MOST_TRIALS, largest_sparingly
 from src.spec import Job, Layout, Method, Model, Step
@@ -19,6 +20,7 @@ STEP = Step(
     gpu=A100_80GB,
     micro_batch=1,
 )
+AT_CAPACITY = 1 + UPPER_SLACK_AT_CAPACITY
 
 
 class Linear:
@@ -32,7 +34,7 @@ class Linear:
         self.asked.append(step.micro_batch)
         needed = self.base + self.slope * step.micro_batch
         allocated = round(needed * GIB)
-        factor = 1.25 if step.micro_batch > self.limit else 1.015
+        factor = 1.25 if step.micro_batch > self.limit else AT_CAPACITY
         device = round(factor * needed * GIB)
         levels = Levels(allocated=allocated, reserved=device, device=device)
         return Estimate(
@@ -40,7 +42,7 @@ class Linear:
         )
 
     def largest(self) -> int:
-        return int((A100_80GB.usable_gib / 1.015 - self.base) // self.slope)
+        return int((A100_80GB.usable_gib / AT_CAPACITY - self.base) // self.slope)
 
 
 @pytest.mark.parametrize("slope", [0.1, 0.37, 2.0, 11.0])
