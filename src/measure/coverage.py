@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from src.errors import NotCoveredError
-from src.spec import Checkpointing, FinetuneKind, Job, Loss, Method, Offload, Optimizer, refusal
+from src.spec import Checkpointing, FinetuneKind, Job, Loss, Method, Offload, refusal
 
 _KINDS = (FinetuneKind.FULL, FinetuneKind.LORA)
-_OPTIMIZERS = (Optimizer.ADAMW, Optimizer.ADAMW_FUSED, Optimizer.SGD, Optimizer.SGD_MOMENTUM)
 
 _GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]], ...] = (
     ("finetune", lambda job: job.finetune.kind, lambda job, _: job.finetune.kind not in _KINDS),
     ("finetune.dora", lambda _: True, lambda job, _: job.finetune.dora),
-    ("optimizer", lambda job: job.optimizer, lambda job, _: job.optimizer not in _OPTIMIZERS),
     (
         "checkpointing",
         lambda job: job.checkpointing,

@@ -253,7 +253,7 @@ def _prepare(
     dtype = torch.bfloat16 if loop.autocast_half_weights else autocast_dtype(job.precision)
     return Training(
         model=model,
-        optimizer=build_optimizer(model, job, loop),
+        optimizer=build_optimizer(model, blocks, job, loop),
         make_batch=partial(_batch, case, vocabulary, device),
         autocast=None if dtype is None else partial(torch.autocast, device.type, dtype=dtype),
         clip=clipping([local_tensor(p) for p in trainable], loop.max_grad_norm),

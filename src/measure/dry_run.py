@@ -108,7 +108,7 @@ def _prepare(
     device.trace.num_tokens = step.micro_batch * job.seq_len
     return Training(
         model=model,
-        optimizer=build_optimizer(model, job, loop),
+        optimizer=build_optimizer(model, blocks, job, loop),
         make_batch=device.make_batch,
         autocast=None if dtype is None else partial(device.autocast, dtype),
         clip=clipping([local_tensor(p) for p in trainable], loop.max_grad_norm),

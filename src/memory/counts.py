@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from src.architecture import Block, Decoder
-from src.architecture.ops import Linear, Parallel
+from src.architecture.ops import Embed, Linear, Parallel
 from src.memory.lowering import is_target
 from src.spec import Finetune
 
@@ -69,16 +69,54 @@ class Counts:
         )
 
 
-def _split(rows: int, shard: int, numel: float) -> float:
-    """Elements of rank 0 when `rows` of a tensor are dealt out in equal, rounded-up runs."""
-    return -(-rows // shard) * numel / rows
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """One parameter on one GPU, before sharding.
+
+    Attributes:
+        shape: of the whole tensor; it is sharded along the first dimension.
+        numel: elements on this GPU, after tensor parallelism.
+        is_adapter: whether it is LoRA's.
+        is_embedding: whether it is a lookup's table.
+        is_edge: whether it lies outside the blocks.
+    """
+
+    shape: tuple[int, ...]
+    numel: float
+    is_adapter: bool = False
+    is_embedding: bool = False
+    is_edge: bool = False
+
+    def shard(self, parts: int) -> float:
+        """Elements of the fullest rank where rows are dealt out in equal, rounded-up runs."""
+        rows = self.shape[0]
+        return -(-rows // parts) * self.numel / rows
 
 
-def _adapter_tensors(op: Linear, rank: int, tp: int) -> Iterator[tuple[int, float]]:
-    """(rows, elements on this GPU) of LoRA's A and B: the split side follows the Linear."""
+def block_tensors(block: Block, *, finetune: Finetune, tp: int, adapts: bool) -> Iterator[Tensor]:
+    """The parameters of a block, in the order of its operations; arguments as in `count_block`."""
+    for op in block.ops:
+        split = isinstance(op, Linear) and op.parallel is not Parallel.REPLICATED
+        for parameter in op.parameters():
+            whole_bias = isinstance(op, Linear) and op.parallel.splits_inputs
+            divide = split and not (whole_bias and len(parameter.shape) == 1)
+            yield Tensor(
+                shape=parameter.shape,
+                numel=parameter.numel / (tp if divide else 1),
+                is_embedding=isinstance(op, Embed),
+                is_edge=not adapts,
+            )
+        if adapts and finetune.is_lora and isinstance(op, Linear) and is_target(op, finetune):
+            yield from _adapter_tensors(op, finetune.r, tp)
+
+
+def _adapter_tensors(op: Linear, rank: int, tp: int) -> Iterator[Tensor]:
+    """LoRA's A and B: the split side follows the Linear."""
     column, row = op.parallel.splits_outputs, op.parallel.splits_inputs
-    yield rank, rank * op.in_features / (tp if row else 1)
-    yield op.width, rank * op.width / (tp if column else 1)
+    down = rank * op.in_features / (tp if row else 1)
+    up = rank * op.width / (tp if column else 1)
+    yield Tensor(shape=(rank, op.in_features), numel=down, is_adapter=True)
+    yield Tensor(shape=(op.width, rank), numel=up, is_adapter=True)
 
 
 def count_block(
@@ -95,20 +133,16 @@ def count_block(
         adapts: whether LoRA may adapt Linears here (it leaves the head alone).
     """
     base = adapters = base_shard = adapters_shard = largest = small = 0.0
-    for op in block.ops:
-        split = isinstance(op, Linear) and op.parallel is not Parallel.REPLICATED
-        for parameter in op.parameters():
-            whole_bias = isinstance(op, Linear) and op.parallel.splits_inputs
-            divide = split and not (whole_bias and len(parameter.shape) == 1)
-            numel = parameter.numel / (tp if divide else 1)
-            base += numel
-            base_shard += _split(parameter.shape[0], shard, numel)
-            largest = max(largest, numel)
-            small += numel if numel <= threshold else 0
-        if adapts and finetune.is_lora and isinstance(op, Linear) and is_target(op, finetune):
-            for rows, numel in _adapter_tensors(op, finetune.r, tp):
-                adapters += numel
-                adapters_shard += _split(rows, shard, numel)
+    for tensor in block_tensors(block, finetune=finetune, tp=tp, adapts=adapts):
+        numel, part = tensor.numel, tensor.shard(shard)
+        if tensor.is_adapter:
+            adapters += numel
+            adapters_shard += part
+            continue
+        base += numel
+        base_shard += part
+        largest = max(largest, numel)
+        small += numel if numel <= threshold else 0
     return Counts(
         base=base,
         adapters=adapters,
@@ -168,3 +202,26 @@ def count_model(
         largest_block=max(blocks, key=lambda part: part.base),
         all=together.plus(inner),
     )
+
+
+@lru_cache(maxsize=1024)
+def trained_tensors(
+    decoder: Decoder, *, finetune: Finetune, tp: int = 1, shard: int = 1
+) -> tuple[Tensor, ...]:
+    """Every trained parameter as the fullest rank of `shard` GPUs keeps it, in the model's order.
+
+    That is: embeddings, blocks, final norm, head.
+    """
+    parts = ((decoder.stem,), decoder.blocks, (decoder.tail, decoder.head))
+    found: list[Tensor] = []
+    of_block: dict[int, list[Tensor]] = {}
+    for adapts, blocks in zip((False, True, False), parts, strict=True):
+        for block in blocks:
+            if id(block) not in of_block:
+                of_block[id(block)] = [
+                    replace(tensor, numel=tensor.shard(shard))
+                    for tensor in block_tensors(block, finetune=finetune, tp=tp, adapts=adapts)
+                    if tensor.is_adapter or not finetune.is_lora
+                ]
+            found += of_block[id(block)]
+    return tuple(found)

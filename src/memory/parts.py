@@ -66,7 +66,7 @@ def parts_of(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Parts:
         shard=layout.shard,
         threshold=job.zero.param_persistence_threshold,
     )
-    placement = place(job, method, layout, regime, counts)
+    placement = place(decoder, job, method, layout, regime, counts)
     stem = profile(
         (decoder.stem,),
         regime,

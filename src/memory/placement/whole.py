@@ -1,0 +1,144 @@
+"""Everything whole on every GPU (`single`, `ddp`, `tp`): what the other placements start from.
+
+Letters: P parameters on this GPU, Pt trained ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from src.architecture import Decoder
+from src.memory.counts import Counts, ModelCounts, Tensor, trained_tensors
+from src.memory.optimizers import paged_bytes, state_bytes, temporary_bytes
+from src.memory.regime import Regime
+from src.memory.size import FLOAT_BYTES, ZERO, Size, fixed
+from src.memory.tape import Terms
+from src.memory.terms import Term
+from src.spec import Job, Layout, Method
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """One GPU's share of the training state; the plain case: everything whole (`single`, `tp`).
+
+    Attributes:
+        decoder, job, method, layout, regime, counts: what it follows from.
+    """
+
+    decoder: Decoder
+    job: Job
+    method: Method
+    layout: Layout
+    regime: Regime
+    counts: ModelCounts
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes per element of stored trained parameters; LoRA's adapters are fp32 (PEFT)."""
+        if self.regime.finetune.is_lora:
+            return FLOAT_BYTES
+        return self.job.precision.weight_bytes
+
+    @property
+    def gradient_term(self) -> Term:
+        """Whether a block's fresh gradients are already those that this GPU keeps."""
+        return Term.GRADIENTS
+
+    def weights(self) -> float:
+        """`P * stored bytes`, adapters at theirs."""
+        base = self.counts.all.base * self.job.precision.weight_bytes
+        return base + self.counts.all.adapters * FLOAT_BYTES
+
+    def kept_tensors(self) -> tuple[Tensor, ...]:
+        """Every trained tensor as this GPU keeps it, in the model's order."""
+        return trained_tensors(self.decoder, finetune=self.job.finetune, tp=self.layout.tp)
+
+    def optimizer_states(self) -> float:
+        """See `state_bytes`."""
+        return state_bytes(self.job.optimizer, self.kept_tensors(), self.trained_bytes)
+
+    def host(self) -> Size:
+        """Bytes in host memory: paged optimizer states."""
+        return fixed(paged_bytes(self.job.optimizer, self.kept_tensors()))
+
+    def static(self) -> Terms:
+        """Alive at every instant of the step."""
+        terms = {
+            Term.WEIGHTS: fixed(self.weights()),
+            Term.OPTIMIZER_STATES: fixed(self.optimizer_states()),
+        }
+        if self.method.has_ddp:
+            terms[Term.COMMUNICATION_BUFFERS] = fixed(self.ddp_buckets())
+        return terms
+
+    def ddp_buckets(self) -> float:
+        """One gradient-sized buffer in all (`gradient_as_bucket_view` is off by default)."""
+        return self.counts.all.trained * self.trained_bytes
+
+    def load(self) -> Terms:
+        """The weights as they arrive, before the wrapper and the optimizer exist."""
+        return {Term.WEIGHTS: fixed(self.weights())}
+
+    def backward_buffers(self) -> Terms:
+        """Buffers that live as long as the backward pass."""
+        return {}
+
+    def kept_gradients(self, part: Counts) -> float:
+        """What stays of a part's gradients once its backward pass is over."""
+        return part.trained * self.trained_bytes
+
+    def waiting_gradients(self) -> Terms:
+        """Gradients of earlier micro steps, where they accumulate."""
+        return {Term.GRADIENTS: fixed(self.kept_gradients(self.counts.all))}
+
+    def edge_gradients(self, numel: float) -> Terms:
+        """Gradients of head and final norm (`numel` trained elements) while blocks run backward."""
+        return {Term.GRADIENTS: fixed(numel * self.trained_bytes)}
+
+    def gathered_ahead(self) -> Size:
+        """Whole weights alive while the first ones are gathered for the forward pass."""
+        return ZERO
+
+    def gathered_last(self) -> Size:
+        """Whole weights alive while the last block's are gathered for the forward pass."""
+        return ZERO
+
+    def gathered_forward(self) -> Size:
+        """Whole weights alive at the end of the forward pass, where they are sharded."""
+        return ZERO
+
+    def gathered_loss(self) -> Size:
+        """Whole weights alive when the backward pass begins."""
+        return self.gathered_forward()
+
+    def gathered_backward(self, index: int) -> Size:
+        """Whole weights alive while block `index` runs backward."""
+        del index
+        return ZERO
+
+    def gathered_edges(self) -> Size:
+        """Whole weights alive when the embeddings' gradients arrive."""
+        return ZERO
+
+    def neighbour_buffers(self, index: int) -> Terms:
+        """Communication buffers that block `index` leaves behind when the backward pass goes on."""
+        del index
+        return {}
+
+    def sync(self) -> tuple[Terms, ...]:
+        """Gradients and buffers while the last gradients are reduced; alternatives."""
+        return ({Term.GRADIENTS: fixed(self.kept_gradients(self.counts.all))},)
+
+    def step(self) -> Terms:
+        """The optimizer's own temporaries: see `temporary_bytes`."""
+        bytes_ = temporary_bytes(self.job.optimizer, self.kept_tensors(), self.trained_bytes)
+        return {Term.OPTIMIZER_TEMPORARIES: fixed(bytes_)} if bytes_ else {}
+
+    def gradients_at_step(self) -> float:
+        """Gradients alive while the optimizer runs."""
+        return self.kept_gradients(self.counts.all)
+
+    @property
+    def keeps_gradients_between_steps(self) -> bool:
+        """Whether gradients are alive in the forward pass: when micro steps accumulate."""
+        return self.job.grad_accum > 1
