@@ -7,7 +7,7 @@ from typing import Any
 
 from src.measure.case import Case
 from src.measure.kernels import DISTINCT_TOKEN_FRACTION, SORTED_EMBEDDING_INDICES
-from src.measure.reservation import ASSUMED_CONTEXT_BYTES, ASSUMED_NCCL_BYTES
+from src.memory.outside import context_bytes, nccl_bytes
 from src.spec import Attention
 from src.units import MIB
 
@@ -36,9 +36,9 @@ def assumptions(case: Case) -> tuple[str, ...]:
     if step.method.has_ddp and step.layout.dp > 1:
         notes.append("DistributedDataParallel's buckets are counted, its reducer is not run")
     if step.gpu.context_bytes is None:
-        notes.append(f"CUDA context of {ASSUMED_CONTEXT_BYTES // MIB} MiB assumed")
+        notes.append(f"CUDA context of {context_bytes(step.gpu) // MIB} MiB assumed")
     if step.layout.num_gpus > 1:
-        notes.append(f"NCCL's {ASSUMED_NCCL_BYTES // MIB} MiB assumed")
+        notes.append(f"NCCL's {nccl_bytes(step.layout) // MIB:,} MiB assumed")
     if case.loop.nf4:
         notes.append("bitsandbytes' NF4 Linears are a stand-in with their storage and temporaries")
     return tuple(notes)

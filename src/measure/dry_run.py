@@ -230,7 +230,7 @@ def _result(case: Case, entries: list[Entry], notes: tuple[str, ...]) -> DryRunR
     reservation = reserve(
         result.events,
         gpu=case.step.gpu,
-        num_gpus=case.step.layout.num_gpus,
+        layout=case.step.layout,
         measured_step=MEASURED_STEP,
     )
     return replace(result, reservation=reservation, measured_step=MEASURED_STEP)

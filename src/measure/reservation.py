@@ -8,15 +8,8 @@ from dataclasses import dataclass
 from src.measure.allocator import AllocatorConfig, CachingAllocator, OomReport, SimulatedOomError
 from src.measure.events import Event
 from src.measure.stream_use import StreamUse
-from src.spec import Gpu
-from src.units import MIB
-
-ASSUMED_CONTEXT_BYTES = 512 * MIB
-"""CUDA context and loaded kernels of a GPU for which nobody has measured them."""
-
-ASSUMED_NCCL_BYTES = 1485 * MIB
-"""NCCL's buffers and kernels of one communicator in a node, as published for two A100-SXM: 563 MiB
-before the first barrier, 2,048 MiB after it (stas00/ml-engineering, training/performance)."""
+from src.memory.outside import outside_bytes
+from src.spec import Gpu, Layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,18 +37,11 @@ class Reservation:
         return self.reserved_bytes + self.outside_bytes
 
 
-def outside_bytes(gpu: Gpu, *, num_gpus: int) -> int:
-    """Bytes of the process that the allocator does not hold: CUDA context and NCCL."""
-    context = gpu.context_bytes
-    context = ASSUMED_CONTEXT_BYTES if context is None else context
-    return context + (ASSUMED_NCCL_BYTES if num_gpus > 1 else 0)
-
-
 def reserve(
     events: Sequence[Event],
     *,
     gpu: Gpu,
-    num_gpus: int,
+    layout: Layout,
     measured_step: int,
     config: AllocatorConfig | None = None,
 ) -> Reservation:
@@ -64,7 +50,7 @@ def reserve(
     A block that does not fit ends the replay, as it ends a real run: the figures are those up to
     there.
     """
-    outside = outside_bytes(gpu, num_gpus=num_gpus)
+    outside = outside_bytes(gpu, layout)
     allocator = CachingAllocator(
         config=config, capacity_bytes=gpu.usable_bytes, outside_bytes=outside
     )

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from src.memory.outside import outside_bytes
 from src.spec import Gpu, Layout, Method
-from src.units import MIB, Levels
+from src.units import Levels
 
 SLACK_ONE_STREAM = 0.13
 """Share of allocated that the allocator holds beyond it, where it need not give anything back."""
@@ -26,12 +27,6 @@ SLACK_AT_CAPACITY = 0.015
 UPPER_SLACK_AT_CAPACITY = 0.05
 """The same in the upper bound: replays of nearly full cards through the simulated allocator fail
 where single blocks of the logits take a quarter of the card."""
-
-CONTEXT_MIB_PER_SM = 4.5
-"""CUDA context where nobody measured it: 481 MiB on an A100 (108 SMs), 601 on an H100 NVL (132)."""
-
-NCCL_BYTES_PER_COMMUNICATOR = 400 * MIB
-"""Channels and buffers of one NCCL communicator."""
 
 UPPER_ALLOCATED = 0.05
 """Margin of the upper bound on allocated bytes, until it is calibrated."""
@@ -116,24 +111,11 @@ def upper_room(*, outside: int, capacity: int) -> float:
     return (capacity - outside) / (1 + UPPER_SLACK_AT_CAPACITY)
 
 
-def context_bytes(gpu: Gpu) -> int:
-    """CUDA context of one process: measured where it is known, else by the number of SMs."""
-    if gpu.context_bytes is not None:
-        return gpu.context_bytes
-    return round(gpu.sm_count * CONTEXT_MIB_PER_SM * MIB)
-
-
-def num_communicators(layout: Layout) -> int:
-    """NCCL communicators of one rank: one for data parallelism, one for tensor parallelism."""
-    return (layout.dp > 1) + (layout.tp > 1)
-
-
 def level_model(method: Method, layout: Layout, gpu: Gpu) -> LevelModel:
     """The first models for a method and layout on a GPU model."""
     several_streams = method.is_fsdp or method.is_zero
-    nccl = num_communicators(layout) * NCCL_BYTES_PER_COMMUNICATOR
     return LevelModel(
         capacity=gpu.usable_bytes,
-        outside=context_bytes(gpu) + nccl,
+        outside=outside_bytes(gpu, layout),
         slack=SLACK_SEVERAL_STREAMS if several_streams else SLACK_ONE_STREAM,
     )

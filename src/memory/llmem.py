@@ -203,7 +203,7 @@ def backward_bytes(model: ChunkedModel, tokens: int, tp: int) -> int:
 
 
 def base_bytes(step: Step) -> int:
-    """`m_base`: CUDA context and NCCL, as the formula takes them too (`src.memory.levels`).
+    """`m_base`: CUDA context and NCCL, as the formula takes them too (`src.memory.outside`).
 
     Framework bytes beyond these are not known without a GPU. Bytes that the driver keeps for itself
     are in LLMem's figures (it adds NVML's used less nvidia-smi's); here they are outside both the

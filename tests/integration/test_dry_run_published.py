@@ -19,10 +19,16 @@ from typing import Any
 
 import pytest
 
+from src.units import MIB
 from tests.accuracy_table import comparison, document
 
 TABLE = Path(__file__).parents[2] / "docs" / "dry-run-accuracy.md"
 PYTHON = os.environ.get("PEAKCAST_PUBLISHED_PYTHON")
+ENVIRONMENT_MIB = 77_278 - 76_071
+"""More context than another environment of the same project has: nvidia-smi's peaks of one job
+(Mistral-7B, full, batch 4, fused kernels) with equal allocated bytes and torch, in rows that are
+not compared here: a100_80gb.csv#L14 and a100_80gb_liger.csv#L98 at commit 876e2ed6."""
+
 ROWS = list(csv.DictReader(Path(__file__).with_suffix(".csv").read_text().splitlines()))
 MISTRAL = {
     "vocab_size": 32000,
@@ -111,11 +117,16 @@ def simulate(row: dict[str, str]) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.skipif(PYTHON is None, reason="PEAKCAST_PUBLISHED_PYTHON names no interpreter")
 def test_published_bytes_are_reproduced() -> None:
-    compared = [comparison(row, simulate(row)) for row in ROWS]
+    compared = [
+        comparison(row, simulate(row), environment_bytes=ENVIRONMENT_MIB * MIB) for row in ROWS
+    ]
     TABLE.write_text(document(compared), encoding="utf-8")
     allocated = [abs(row.allocated_error) for row in compared]
     device = [abs(row.device_error) for row in compared]
+    in_environment = [abs(row.environment_error) for row in compared]
     assert statistics.median(allocated) <= 0.001
     assert max(allocated) <= 0.01
-    assert statistics.median(device) <= 0.05
-    assert max(device) <= 0.25
+    assert statistics.median(device) <= 0.046
+    assert max(device) <= 0.21
+    assert statistics.median(in_environment) <= 0.026
+    assert max(in_environment) <= 0.17

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from src.memory import LevelModel, level_model
 from src.memory.levels import (
-    NCCL_BYTES_PER_COMMUNICATOR,
     SLACK_AT_CAPACITY,
-    context_bytes,
-    num_communicators,
     upper_levels,
     upper_outside,
     upper_room,
 )
 from src.spec import Layout, Method
-from src.units import GIB, MIB, Levels
+from src.units import GIB, Levels
 from tests.jobs import gpu, layout_of
 
 CAPACITY = 80 * GIB
@@ -76,29 +71,6 @@ def test_an_empty_card_keeps_its_slack() -> None:
     levels = MODEL.estimate(8 * GIB)
     assert levels.reserved == 10 * GIB
     assert levels.device == 11 * GIB
-
-
-def test_a_measured_context_is_taken_and_another_scaled() -> None:
-    card = gpu("a100-80gb")
-    unknown = replace(card, context_mib=None)
-    assert context_bytes(replace(card, context_mib=500)) == 500 * MIB
-    assert context_bytes(unknown) == pytest.approx(481 * MIB, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("layout", "count"),
-    [
-        (Layout(), 0),
-        (Layout(tp=4), 1),
-        (Layout(dp=4, shard=4), 1),
-        (Layout(dp=2, tp=2), 2),
-    ],
-)
-def test_communicators_of_a_rank(layout: Layout, count: int) -> None:
-    assert num_communicators(layout) == count
-    lone = level_model(Method.SINGLE, Layout(), gpu())
-    many = level_model(Method.DDP_TP, layout, gpu())
-    assert many.outside - lone.outside == count * NCCL_BYTES_PER_COMMUNICATOR
 
 
 @pytest.mark.parametrize("method", Method)

@@ -113,13 +113,19 @@ def test_every_term_by_hand(method: Method, terms: dict[LlmemTerm, int]) -> None
 
 
 @pytest.mark.parametrize(
-    ("method", "communicators"),
-    [(Method.SINGLE, 0), (Method.DDP, 1), (Method.FSDP, 1), (Method.TP, 1), (Method.FSDP_TP, 2)],
+    ("method", "nccl"),
+    [
+        (Method.SINGLE, 0),
+        (Method.DDP, 1485),
+        (Method.FSDP, 1485),
+        (Method.TP, 1485),
+        (Method.FSDP_TP, 1485 + 544),
+    ],
 )
-def test_the_device_adds_context_and_nccl(method: Method, communicators: int) -> None:
-    # 80 SMs of 4.5 MiB each, 400 MiB a communicator
+def test_the_device_adds_context_and_nccl(method: Method, nccl: int) -> None:
+    # 80 SMs of 4.5 MiB each, and NCCL's first and further communicators
     found = llmem_step(step(method))
-    base = (360 + 400 * communicators) * MIB
+    base = (360 + nccl) * MIB
     assert base_bytes(step(method)) == base
     assert found.peak_bytes.device == sum(terms_of(step(method)).values()) + base
     assert found.peak_bytes.reserved == found.peak_bytes.device - base
