@@ -32,8 +32,21 @@ def _by_any_name(kind: str) -> dict[str, str]:
 
 
 def find(kind: str, written: str) -> str | None:
-    """The name of the entry that is called `written`, ignoring case; None where there is none."""
-    return _by_any_name(kind).get(written.casefold())
+    """The name of the entry that is called `written`; None where there is none.
+
+    Case is ignored; dashes, underscores and spaces too, where only one entry is meant then.
+    """
+    exact = _by_any_name(kind).get(written.casefold())
+    if exact is not None:
+        return exact
+    meant = {
+        name for other, name in _by_any_name(kind).items() if _squeezed(other) == _squeezed(written)
+    }
+    return meant.pop() if len(meant) == 1 else None
+
+
+def _squeezed(name: str) -> str:
+    return name.casefold().replace("-", "").replace("_", "").replace(" ", "")
 
 
 def all_names(kind: str) -> list[str]:

@@ -39,6 +39,7 @@ class DryRunEstimate:
         num_parameters: the model's own parameters, without adapters.
         num_trainable_parameters: those that are trained, adapters included.
         timeline: live bytes over the step; None where it was not asked for.
+        host_bytes: not known: what is on the host is not followed.
     """
 
     peak_bytes: Levels
@@ -49,6 +50,7 @@ class DryRunEstimate:
     num_parameters: int
     num_trainable_parameters: int
     timeline: Timeline | None
+    host_bytes: None = None
 
 
 def case_of(step: Step) -> dict[str, Any]:

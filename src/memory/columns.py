@@ -35,7 +35,17 @@ def columns(job: Job, method: Method, layout: Layout, gpu: Gpu) -> tuple[Column,
         UserError: the config or the attention implementation is impossible.
     """
     require_covered(job, method)
-    return _columns(_canonical(job), method, layout, gpu)
+    return _answer(_canonical(job), method, layout, gpu).columns
+
+
+def host_size(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Size:
+    """Bytes in host memory that one GPU's process needs for what is offloaded.
+
+    Raises:
+        NotCoveredError, UserError: as `columns`.
+    """
+    require_covered(job, method)
+    return _answer(_canonical(job), method, layout, gpu).host
 
 
 def _canonical(job: Job) -> Job:
@@ -47,8 +57,15 @@ def _canonical(job: Job) -> Job:
     return job if job.seq_len == shortest else replace(job, seq_len=shortest)
 
 
+class _Answer(NamedTuple):
+    """Everything that does not depend on the shape."""
+
+    columns: tuple[Column, ...]
+    host: Size
+
+
 @lru_cache(maxsize=4096)
-def _columns(job: Job, method: Method, layout: Layout, gpu: Gpu) -> tuple[Column, ...]:
+def _answer(job: Job, method: Method, layout: Layout, gpu: Gpu) -> _Answer:
     parts = parts_of(job, method, layout, gpu)
     found = [
         *_load(parts),
@@ -62,7 +79,8 @@ def _columns(job: Job, method: Method, layout: Layout, gpu: Gpu) -> tuple[Column
     by_instant = [
         undominated(column for column in found if column.instant is instant) for instant in Instant
     ]
-    return tuple(column for kept in by_instant for column in kept)
+    kept = tuple(column for found in by_instant for column in found)
+    return _Answer(columns=kept, host=parts.placement.host())
 
 
 def _column(instant: Instant, *terms: Terms) -> Column:

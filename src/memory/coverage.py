@@ -23,7 +23,11 @@ _GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]],
         lambda job, _: job.checkpoint_every > 1,
     ),
     ("loss", lambda job: job.loss, lambda job, _: job.loss is not Loss.STANDARD),
-    ("offload", lambda job: job.offload, lambda job, _: job.offload is not Offload.NONE),
+    (
+        "offload",
+        lambda job: job.offload,
+        lambda job, method: job.offload is not Offload.NONE and method.is_zero,
+    ),
     ("activation_offload", lambda _: True, lambda job, _: job.activation_offload),
     (
         "sequence_parallel",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from src.memory.columns import Column, columns
+from src.memory.columns import Column, columns, host_size
 from src.memory.levels import level_model
 from src.memory.size import Shape
 from src.memory.terms import Instant, Term
@@ -29,6 +29,7 @@ class Estimate:
         upper_bytes: upper bound per level.
         peak_instant: the instant that sets the peak.
         ledger: instants x terms in bytes, level `allocated`; terms add up to their column.
+        host_bytes: host memory that one GPU's process needs for what is offloaded.
         notes: what a reader has to know.
     """
 
@@ -36,6 +37,7 @@ class Estimate:
     upper_bytes: Levels
     peak_instant: Instant
     ledger: Ledger
+    host_bytes: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -94,6 +96,7 @@ def estimate_step(step: Step) -> Estimate:
         UserError: the config or the attention implementation is impossible.
     """
     ledger = ledger_of(step)
+    shape = Shape.of(step.micro_batch, step.job.seq_len)
     totals = {instant: sum(cells.values()) for instant, cells in ledger.items()}
     peak_instant = max(totals, key=lambda instant: totals[instant])
     levels = level_model(step.method, step.layout, step.gpu)
@@ -106,4 +109,5 @@ def estimate_step(step: Step) -> Estimate:
         ),
         peak_instant=peak_instant,
         ledger=ledger,
+        host_bytes=round(host_size(step.job, step.method, step.layout, step.gpu).at(shape)),
     )

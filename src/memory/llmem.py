@@ -97,6 +97,7 @@ class LlmemEstimate:
         upper_bytes: the same: LLMem has no upper bound.
         peak_instant: always the sum of all terms.
         ledger: that sum's terms in bytes, without `m_base`.
+        host_bytes: none: its offloading is not in its formulas.
         notes: where the job is not quite the one that LLMem speaks of.
     """
 
@@ -104,6 +105,7 @@ class LlmemEstimate:
     upper_bytes: Levels
     peak_instant: LlmemInstant
     ledger: Mapping[LlmemInstant, Mapping[LlmemTerm, int]]
+    host_bytes: int = 0
     notes: tuple[str, ...] = ()
 
 

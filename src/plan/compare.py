@@ -15,7 +15,7 @@ from src.plan.result import MethodReport, ModelSummary, Recommendation, Report
 from src.plan.search import Estimator, largest_micro_batch, verdict, with_micro_batch
 from src.plan.sparing import Largest, largest_sparingly
 from src.plan.throughput import tokens_per_second
-from src.spec import EstimatorKind, Policy, Request, Step, Verdict
+from src.spec import Cluster, EstimatorKind, Policy, Request, Step, Verdict
 from src.units import format_gib
 
 UNCALIBRATED = (
@@ -163,6 +163,7 @@ def _report(
     estimate = estimator(step)
     judged = verdict(estimate, step.gpu)
     notes = (*estimate.notes, ZERO_NOTE) if step.method.is_zero else estimate.notes
+    notes = (*notes, *_host_note(estimate.host_bytes, request.cluster))
     return MethodReport(
         method=step.method,
         layout=step.layout,
@@ -179,8 +180,17 @@ def _report(
         if decoder is not None and judged is not Verdict.OOM
         else None,
         verdict=judged,
+        host_bytes=estimate.host_bytes,
         notes=notes if largest.is_exact else (*notes, _bracket(largest)),
     )
+
+
+def _host_note(host_bytes: int | None, cluster: Cluster) -> tuple[str, ...]:
+    """How much host memory a GPU and a node need, where anything is offloaded."""
+    if not host_bytes:
+        return ()
+    node = format_gib(host_bytes * cluster.node_size)
+    return (f"host memory: {format_gib(host_bytes)} per GPU, {node} per node",)
 
 
 def _bracket(largest: Largest) -> str:

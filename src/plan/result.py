@@ -31,6 +31,8 @@ class MethodReport:
         tokens_per_second: of all GPUs together at `micro_batch`; None where the verdict is `oom`,
             or the formula does not know the model.
         verdict: fits, tight or oom.
+        host_bytes: host memory of one GPU's process for what is offloaded; None where the estimator
+            does not know it.
         notes: what a reader has to know about this row.
     """
 
@@ -44,6 +46,7 @@ class MethodReport:
     max_micro_batch: int
     tokens_per_second: float | None
     verdict: Verdict
+    host_bytes: int | None = 0
     notes: tuple[str, ...] = ()
 
 

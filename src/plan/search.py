@@ -33,6 +33,10 @@ class Answer(Protocol):
         """Instants x terms (or owners) in bytes, level `allocated`."""
 
     @property
+    def host_bytes(self) -> int | None:
+        """Host memory of one GPU's process for what is offloaded; None where that is not known."""
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a reader has to know."""
 

@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from src.architecture import Decoder
 from src.architecture.ops import Attention, Experts, Linear
 from src.memory import count_model
-from src.spec import Checkpointing, Cluster, Gpu, Interconnect, Job, Method, Precision, Step
+from src.memory.counts import Counts
+from src.spec import (
+    Checkpointing,
+    Cluster,
+    Gpu,
+    Interconnect,
+    Job,
+    Method,
+    Offload,
+    Precision,
+    Step,
+)
 
 MATMUL_EFFICIENCY = 0.5
 """Share of the dense peak rate that a training step's matrix multiplies reach."""
@@ -22,6 +33,9 @@ LINK_EFFICIENCY = 0.7
 
 BANDWIDTH_EFFICIENCY = 0.8
 """Share of the memory bandwidth that pointwise kernels reach."""
+
+HOST_BANDWIDTH = 20e9
+"""Bytes/s between a GPU and the host, and of host memory per GPU: PCIe 4.0 x16 at that share."""
 
 PCIE_SHARING = 0.5
 """Collectives over PCIe cross the host bridge twice."""
@@ -74,11 +88,23 @@ def step_time(step: Step, cluster: Cluster, decoder: Decoder) -> StepTime:
     states = 4 * (3 + 2 * job.optimizer.states_per_parameter)
     trained = counts.trained_shard if layout.shard > 1 else counts.trained
     optimizer = trained * states / bandwidth
+    if job.offload is not Offload.NONE:
+        optimizer = trained * states / HOST_BANDWIDTH
+        traffic += _host_bytes_moved(step, counts, trained) / HOST_BANDWIDTH
     hidden_by = compute * (_passes(job) - 1) / _passes(job) / job.grad_accum
     exposed = _tensor_parallel_seconds(step, cluster, decoder) + max(
         0.0, _data_parallel_seconds(step, cluster, counts.base, counts.trained) - hidden_by
     )
     return StepTime(compute=compute, traffic=traffic, optimizer=optimizer, exposed=exposed)
+
+
+def _host_bytes_moved(step: Step, counts: Counts, trained: float) -> float:
+    """Gradients to the host and new weights back; parameters, where they are there, per pass."""
+    job, half = step.job, step.job.precision.compute_bytes
+    moved = 2 * trained * half
+    if job.offload is Offload.ALL:
+        moved += 2 * job.grad_accum * counts.base_shard * job.precision.weight_bytes
+    return moved
 
 
 def _passes(job: Job) -> float:

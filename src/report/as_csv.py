@@ -41,6 +41,7 @@ def _row(report: Report, method: MethodReport, terms: list[str]) -> dict[str, ob
         "max_micro_batch": method.max_micro_batch,
         "tokens_per_second": method.tokens_per_second,
         "verdict": method.verdict.value,
+        "host_bytes": method.host_bytes,
         "recommended": str(is_recommended(report, method)).lower(),
         "notes": "; ".join(method.notes),
         **{f"term_{term}_bytes": peak.get(term, 0) for term in terms},

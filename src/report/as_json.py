@@ -98,5 +98,6 @@ def _method_dict(method: MethodReport) -> dict[str, Any]:
         "max_micro_batch": method.max_micro_batch,
         "tokens_per_second": method.tokens_per_second,
         "verdict": method.verdict.value,
+        "host_bytes": method.host_bytes,
         "notes": list(method.notes),
     }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from src.architecture import Decoder
 from src.memory.counts import ModelCounts
-from src.memory.placement.fsdp import FsdpPlacement
+from src.memory.placement.fsdp import FsdpPlacement, OffloadedFsdpPlacement
 from src.memory.placement.whole import Placement
 from src.memory.placement.zero import ZeroPlacement
 from src.memory.regime import Regime
-from src.spec import Job, Layout, Method
+from src.spec import Job, Layout, Method, Offload
 
-__all__ = ["FsdpPlacement", "Placement", "ZeroPlacement", "place"]
+__all__ = ["FsdpPlacement", "OffloadedFsdpPlacement", "Placement", "ZeroPlacement", "place"]
 
 
 def place(
@@ -21,7 +21,7 @@ def place(
     if method.is_zero:
         kind = ZeroPlacement
     elif method.is_fsdp:
-        kind = FsdpPlacement
+        kind = FsdpPlacement if job.offload is Offload.NONE else OffloadedFsdpPlacement
     return kind(
         decoder=decoder, job=job, method=method, layout=layout, regime=regime, counts=counts
     )

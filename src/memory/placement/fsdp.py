@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from src.memory.counts import Counts, Tensor, trained_tensors
+from src.memory.optimizers import state_bytes, temporary_bytes
 from src.memory.placement.whole import Placement
 from src.memory.size import FLOAT_BYTES, Size, fixed
 from src.memory.tape import Terms
@@ -125,3 +126,51 @@ class FsdpPlacement(Placement):
                 Term.COMMUNICATION_BUFFERS: fixed(whole + reduced),
             },
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadedFsdpPlacement(FsdpPlacement):
+    """`CPUOffloadPolicy`: shards, reduced gradients and optimizer states live on the host.
+
+    What is gathered is copied to the GPU first, at the stored dtype, and cast there
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `all_gather_inputs`).
+    """
+
+    def weights(self) -> float:
+        """None on the GPU."""
+        return 0.0
+
+    def optimizer_states(self) -> float:
+        """None on the GPU: the optimizer runs on the host."""
+        return 0.0
+
+    def kept_gradients(self, part: Counts) -> float:
+        """A reduced shard goes to the host at once."""
+        del part
+        return 0.0
+
+    def step(self) -> Terms:
+        """Nothing on the GPU."""
+        return {}
+
+    def gathered_ahead(self) -> Size:
+        """The same, and the first block's shard on its way to the all-gather."""
+        return super().gathered_ahead().plus(self._on_its_way(self.counts.blocks[0]))
+
+    def gathered_last(self) -> Size:
+        """The same, and the last block's shard on its way to the all-gather."""
+        return super().gathered_last().plus(self._on_its_way(self.counts.blocks[-1]))
+
+    def _on_its_way(self, part: Counts) -> Size:
+        stored = part.base_shard * self.job.precision.weight_bytes
+        cast = part.base_shard * self.regime.parameter_bytes
+        copies = stored if cast == stored else stored + cast
+        return fixed(copies + part.adapters_shard * FLOAT_BYTES)
+
+    def host(self) -> Size:
+        """Shards, their gradients and states, and the optimizer's own temporaries."""
+        kept, bytes_ = self.kept_tensors(), self.trained_bytes
+        gradients = super().kept_gradients(self.counts.all)
+        states = state_bytes(self.job.optimizer, kept, bytes_)
+        temporaries = temporary_bytes(self.job.optimizer, kept, bytes_)
+        return fixed(super().weights() + gradients + states + temporaries)
