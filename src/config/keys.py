@@ -107,7 +107,7 @@ KEYS: dict[str, Key] = {
     "finetune.num_virtual_tokens": Key(allowed=_COUNT, meaning="length of the prefix or prompt"),
     "precision": _choice(Precision, "dtypes"),
     "optimizer": _choice(Optimizer, "adamw and sgd: foreach"),
-    "seq_len": Key(allowed=_COUNT, meaning="tokens of each sequence"),
+    "seq_len": Key(allowed=f"{_COUNT} | FILE", meaning="tokens; FILE: lengths, one per line"),
     "micro_batch": Key(
         allowed=_COUNT_OR_NULL, meaning="sequences per GPU; null: the largest that fits"
     ),

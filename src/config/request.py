@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from src.config.gpu import resolve_gpu
 from src.config.keys import FORMATS, KEYS, LISTINGS, PLOT_SUFFIXES, SNAPSHOT_SUFFIXES
+from src.config.lengths import resolve_seq_len
 from src.config.model import resolve_model
 from src.errors import UserError, unknown_name
 from src.spec import (
@@ -141,12 +142,14 @@ def to_request(cfg: DictConfig) -> Question:
     trust = keys["trust_remote_code"]
     model, warnings = resolve_model(keys["model"], arch=keys["arch"], trust_remote_code=trust)
     gpu, gpu_warnings = resolve_gpu(keys["gpu"])
+    seq_len, lengths = resolve_seq_len(keys["seq_len"])
     request = Request(
-        job=_job(keys, model, finetune),
+        job=_job(keys, model, finetune, seq_len),
         cluster=_cluster(keys, gpu),
         methods=methods,
         tp=keys["tp"],
         micro_batch=keys["micro_batch"],
+        lengths=lengths,
         estimator=_estimator(keys),
         policy=parse_choice(Policy, keys["policy"], key="policy"),
     )
@@ -228,11 +231,11 @@ def _finetune(keys: Mapping[str, Any]) -> Finetune:
     return Finetune(kind=kind, **given)
 
 
-def _job(keys: Mapping[str, Any], model: Model, finetune: Finetune) -> Job:
+def _job(keys: Mapping[str, Any], model: Model, finetune: Finetune, seq_len: int) -> Job:
     return Job(
         model=model,
         finetune=finetune,
-        seq_len=keys["seq_len"],
+        seq_len=seq_len,
         grad_accum=keys["grad_accum"],
         precision=parse_choice(Precision, keys["precision"], key="precision"),
         optimizer=parse_choice(Optimizer, keys["optimizer"], key="optimizer"),

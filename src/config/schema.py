@@ -63,7 +63,7 @@ class EstimateConfig:
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
     precision: str = MISSING
     optimizer: str = MISSING
-    seq_len: int = MISSING
+    seq_len: Any = MISSING
     micro_batch: int | None = None
     grad_accum: int = MISSING
     checkpointing: str = MISSING

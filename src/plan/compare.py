@@ -9,6 +9,7 @@ from src.errors import NotCoveredError, UserError
 from src.memory import count_model, estimate_step
 from src.plan.changes import changes_that_fit
 from src.plan.checks import check
+from src.plan.expected import expected_bytes, without_padding
 from src.plan.layouts import Candidate, candidates
 from src.plan.policy import recommend, without_score
 from src.plan.result import MethodReport, ModelSummary, Recommendation, Report
@@ -176,13 +177,24 @@ def _report(
             for instant, cells in estimate.ledger.items()
         },
         max_micro_batch=largest.micro_batch,
-        tokens_per_second=tokens_per_second(step, request.cluster, decoder)
-        if decoder is not None and judged is not Verdict.OOM
-        else None,
+        tokens_per_second=_speed(step, request, decoder) if judged is not Verdict.OOM else None,
         verdict=judged,
+        expected_bytes=None
+        if request.lengths is None or is_dry
+        else expected_bytes(step, request.lengths, estimator),
         host_bytes=estimate.host_bytes,
         notes=notes if largest.is_exact else (*notes, _bracket(largest)),
     )
+
+
+def _speed(step: Step, request: Request, decoder: Decoder | None) -> float | None:
+    """Tokens per second, padding not counted; None for a model that the formula does not know."""
+    if decoder is None:
+        return None
+    if request.lengths is None:
+        return tokens_per_second(step, request.cluster, decoder)
+    mean, share = without_padding(step, request.lengths)
+    return tokens_per_second(mean, request.cluster, decoder) * share
 
 
 def _host_note(host_bytes: int | None, cluster: Cluster) -> tuple[str, ...]:

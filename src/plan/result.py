@@ -31,6 +31,9 @@ class MethodReport:
         tokens_per_second: of all GPUs together at `micro_batch`; None where the verdict is `oom`,
             or the formula does not know the model.
         verdict: fits, tight or oom.
+        expected_bytes: mean of the estimate over micro batches of sequences of different lengths,
+            each padded to its longest, per level; None where all have one length. Everything else
+            speaks of the longest.
         host_bytes: host memory of one GPU's process for what is offloaded; None where the estimator
             does not know it.
         notes: what a reader has to know about this row.
@@ -46,6 +49,7 @@ class MethodReport:
     max_micro_batch: int
     tokens_per_second: float | None
     verdict: Verdict
+    expected_bytes: Levels | None = None
     host_bytes: int | None = 0
     notes: tuple[str, ...] = ()
 

@@ -41,6 +41,9 @@ def _row(report: Report, method: MethodReport, terms: list[str]) -> dict[str, ob
         "max_micro_batch": method.max_micro_batch,
         "tokens_per_second": method.tokens_per_second,
         "verdict": method.verdict.value,
+        "expected_device_bytes": None
+        if method.expected_bytes is None
+        else method.expected_bytes.device,
         "host_bytes": method.host_bytes,
         "recommended": str(is_recommended(report, method)).lower(),
         "notes": "; ".join(method.notes),

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from src.plan.result import SCHEMA_VERSION, MethodReport, Report
-from src.spec import FINETUNE_OPTIONS, Finetune, Layout, Request
+from src.spec import FINETUNE_OPTIONS, Finetune, Layout, Lengths, Request
 
 
 def render_json(report: Report) -> str:
@@ -22,6 +22,7 @@ def report_dict(report: Report) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "request": request_dict(report.request),
         "model": asdict(report.model),
+        "lengths": _lengths_dict(report.request.lengths),
         "gpu": {"sku": report.gpu.sku, "usable_bytes": report.gpu.usable_bytes},
         "estimator": report.estimator.value,
         "methods": [_method_dict(method) for method in report.methods],
@@ -71,6 +72,13 @@ def request_dict(request: Request) -> dict[str, Any]:
     }
 
 
+def _lengths_dict(lengths: Lengths | None) -> dict[str, Any] | None:
+    """How many sequences, and how long on average; the request's `seq_len` is the longest."""
+    if lengths is None:
+        return None
+    return {"num_sequences": lengths.num_sequences, "mean": lengths.mean}
+
+
 def _finetune_dict(finetune: Finetune) -> dict[str, Any]:
     """Options that the kind does not have are null."""
     has = FINETUNE_OPTIONS[finetune.kind]
@@ -98,6 +106,7 @@ def _method_dict(method: MethodReport) -> dict[str, Any]:
         "max_micro_batch": method.max_micro_batch,
         "tokens_per_second": method.tokens_per_second,
         "verdict": method.verdict.value,
+        "expected_bytes": None if method.expected_bytes is None else asdict(method.expected_bytes),
         "host_bytes": method.host_bytes,
         "notes": list(method.notes),
     }

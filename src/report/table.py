@@ -35,6 +35,7 @@ def render_table(report: Report, *, width: int = PLAIN_WIDTH, color: bool = Fals
     if report.methods:
         console.print(_methods_table(report, width))
     _say(console, *_note_lines(report))
+    _say(console, *_expected_lines(report))
     _say(console, _recommendation_line(report), style="bold")
     shown = shown_method(report)
     if shown is not None:
@@ -132,6 +133,23 @@ def _recommendation_line(report: Report) -> str:
     layout = layout_text(chosen.layout)
     where = "" if layout == "-" else f" ({layout})"
     return f"Recommended: {chosen.method}{where}, micro batch {chosen.micro_batch}: {chosen.reason}"
+
+
+def _expected_lines(report: Report) -> list[str]:
+    """How far a usual step stays below the worst one, where sequences differ in length."""
+    lengths = report.request.lengths
+    if lengths is None:
+        return []
+    means = [
+        f"{method.method} {gib(method.expected_bytes.device)}"
+        for method in report.methods
+        if method.expected_bytes is not None
+    ]
+    head = (
+        f"{lengths.num_sequences:,} sequences of {lengths.mean:,.0f} tokens on average, "
+        f"{lengths.longest:,} at most: peaks above are of a micro batch with the longest"
+    )
+    return [head, *([f"mean device GiB of a step: {', '.join(means)}"] if means else []), ""]
 
 
 def _ledger_heading(method: MethodReport, report: Report) -> list[str]:

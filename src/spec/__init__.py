@@ -21,6 +21,7 @@ from src.spec.choices import (
 )
 from src.spec.hardware import Cluster, Gpu, Interconnect
 from src.spec.job import FINETUNE_OPTIONS, Finetune, Job, Layout, Step, ZeroBuffers
+from src.spec.lengths import Lengths
 from src.spec.model import Model
 from src.spec.request import DRY_RUN_LIMIT_S, Request
 from src.spec.rules import refusal
@@ -38,6 +39,7 @@ __all__ = [
     "Interconnect",
     "Job",
     "Layout",
+    "Lengths",
     "Loss",
     "Method",
     "Model",

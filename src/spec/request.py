@@ -8,6 +8,7 @@ from src.errors import UserError
 from src.spec.choices import EstimatorKind, Method, Policy, Runtime
 from src.spec.hardware import Cluster
 from src.spec.job import Job, require_positive
+from src.spec.lengths import Lengths
 
 DRY_RUN_LIMIT_S = 120
 """Seconds that one dry run may take unless asked otherwise; the largest models take about 15."""
@@ -24,6 +25,8 @@ class Request:
         tp: tensor-parallel degree; None: every degree that is possible.
         micro_batch: sequences per GPU per forward pass; None: the largest that fits, per method.
         estimator: who answers.
+        lengths: lengths of the sequences, of which `job.seq_len` is the longest; None: all of that
+            length.
         policy: what is recommended of what fits.
     """
 
@@ -33,6 +36,7 @@ class Request:
     tp: int | None = None
     micro_batch: int | None = None
     estimator: EstimatorKind = EstimatorKind.AUTO
+    lengths: Lengths | None = None
     policy: Policy = Policy.FASTEST
 
     @property

@@ -14,6 +14,7 @@ def test_keys_are_those_of_schema_version_1(report: Report) -> None:
         "schema_version",
         "request",
         "model",
+        "lengths",
         "gpu",
         "estimator",
         "methods",
