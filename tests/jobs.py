@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import assume
@@ -118,6 +119,8 @@ def steps(draw: st.DrawFn) -> Step:
     gpus = 1 if method is Method.SINGLE else draw(st.sampled_from([2, 4]))
     if method in (Method.HSDP, Method.DDP_TP, Method.FSDP_TP):
         gpus = 4
+    if method.has_tensor_parallel and draw(st.booleans()):
+        job = replace(job, sequence_parallel=True, seq_len=gpus * job.seq_len)
     step = step_of(
         job,
         method,

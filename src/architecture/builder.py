@@ -88,6 +88,7 @@ class BlockBuilder:
         tied: bool = False,
         bias_name: str | None = None,
         stays_fp32: bool = False,
+        flat: bool = False,
     ) -> str:
         """A Linear from `source` to `width` features."""
         return self.add_op(
@@ -104,6 +105,7 @@ class BlockBuilder:
                 tied=tied,
                 bias_name=None if bias_name is None else self.prefix + bias_name,
                 stays_fp32=stays_fp32,
+                flat=flat,
             )
         )
 

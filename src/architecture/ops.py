@@ -152,6 +152,7 @@ class Linear(Unary):
         tied: whether the weight is the token embedding's; then it is no parameter of its own.
         bias_name: full name of the bias where it is not `<name>.bias` (bert's head).
         stays_fp32: whether transformers keeps it in fp32 in a half-precision model.
+        flat: whether it is given (tokens, width), not (sequences, positions, width).
     """
 
     name: str
@@ -163,6 +164,7 @@ class Linear(Unary):
     tied: bool = False
     bias_name: str | None = None
     stays_fp32: bool = False
+    flat: bool = False
 
     def parameters(self) -> Iterator[Parameter]:
         """`<name>.weight`, (out_features, in_features), unless tied; `<name>.bias`."""

@@ -70,3 +70,16 @@ def shorten(model: Any) -> int:
         if hasattr(model.config, name):
             setattr(model.config, name, RUN_BLOCKS)
     return total
+
+
+FINAL_NORMS = ("norm", "final_layer_norm", "ln_f", "final_layernorm", "layer_norm")
+"""Names of the norm between the blocks and the head."""
+
+
+def final_norm(model: nn.Module) -> tuple[str, nn.Module] | None:
+    """Name and module of the norm between the blocks and the head; None where there is none."""
+    for name in FINAL_NORMS:
+        for path, module in model.named_modules():
+            if path.rsplit(".", 1)[-1] == name and path.count(".") <= 2:
+                return path, module
+    return None

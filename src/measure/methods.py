@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from src.errors import UserError
+from src.measure.blocks import final_norm
 from src.measure.build import autocast_dtype
 from src.measure.case import Case
 from src.measure.fsdp1 import wrap_fsdp1
 from src.measure.options import LoopOptions
 from src.measure.tensor_parallel import parallelize
-from src.spec import Method, Step
+from src.spec import Method, Step, uneven_sequence
 from src.units import MIB
 
 DDP_FIRST_BUCKET_BYTES = 1 * MIB
@@ -84,6 +85,9 @@ def check_layout(step: Step, loop: LoopOptions) -> None:
         raise UserError(
             key="layout.shard", value=1, allowed=f"2 or more, a divisor of dp, with method={method}"
         )
+    uneven = uneven_sequence(step.job, layout)
+    if uneven is not None:
+        raise uneven
     if loop.fsdp1 and method is not Method.FSDP:
         raise UserError(key="loop.fsdp1", value="true", allowed="only with method=fsdp")
     if method.has_tensor_parallel and step.job.finetune.is_lora:
@@ -115,7 +119,8 @@ def apply_method(
     if meshes.tensor is not None:
         if make_real is not None:
             make_real(model)
-        parallelize(model, blocks, meshes.tensor)
+        sequence = case.step.job.sequence_parallel
+        parallelize(model, blocks, meshes.tensor, sequence_parallel=sequence)
     if not case.step.method.is_fsdp or meshes.data is None:
         return model
     if case.loop.fsdp1:
@@ -161,18 +166,10 @@ def _shard_ends(model: Any, mesh: Any, policy: Any, reshard: bool) -> None:
     if embedding.weight is not head.weight:
         fully_shard(embedding, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     tail = [head] if embedding.weight is not head.weight else [embedding, head]
-    norm = _final_norm(model)
+    norm = final_norm(model)
     if norm is not None:
-        tail.insert(0, norm)
+        tail.insert(0, norm[1])
     fully_shard(tail, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-
-
-def _final_norm(model: nn.Module) -> Any:
-    for name in ("norm", "final_layer_norm", "ln_f", "final_layernorm", "layer_norm"):
-        for path, module in model.named_modules():
-            if path.rsplit(".", 1)[-1] == name and path.count(".") <= 2:
-                return module
-    return None
 
 
 def ddp_bucket_bytes(parameters: list[nn.Parameter]) -> list[int]:

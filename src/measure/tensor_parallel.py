@@ -132,8 +132,13 @@ def _divide(module: nn.Module, name: str, degree: int, *, required: bool) -> Non
         raise UserError(key="tp", value=degree, allowed=f"a divisor of {name}={count}")
 
 
-def parallelize(model: nn.Module, blocks: list[nn.Module], mesh: Any) -> None:
-    """Split the blocks' Linears over `mesh`; everything else stays whole on every GPU."""
+def parallelize(
+    model: nn.Module, blocks: list[nn.Module], mesh: Any, *, sequence_parallel: bool = False
+) -> None:
+    """Split the blocks' Linears over `mesh`.
+
+    Everything else stays whole on every GPU, or is split along the sequence.
+    """
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -143,20 +148,27 @@ def parallelize(model: nn.Module, blocks: list[nn.Module], mesh: Any) -> None:
     )
 
     from src.measure.conv1d import ColumnConv1D, RowConv1D
+    from src.measure.sequence_parallel import ScatteredRow, ScatteredRowConv1D, around
 
     found = plan(model, blocks, mesh.size())
     is_whole = {name: gathered(name, found, model) for name in found}
     if not any(is_whole.values()):
         divide_heads(blocks, mesh.size())
         _divide_alibi(model, mesh.size())
+    added = []
+    if sequence_parallel:
+        added = around(model, blocks, [n for n, place in found.items() if place == "columns"])
+    # Hooks run in the order of their registration: gathered before a Linear takes its input.
+    for name, style in added:
+        parallelize_module(model, mesh, {name: style})
+    rows = (ScatteredRow, ScatteredRowConv1D) if sequence_parallel else (RowwiseParallel, RowConv1D)
+    columns = (ColwiseParallel, ColumnConv1D)
     styles: dict[str, ParallelStyle] = {}
     for name, place in found.items():
         outside = Replicate() if is_whole[name] else Shard(-1)
-        plain = isinstance(model.get_submodule(name), nn.Linear)
+        kind = int(not isinstance(model.get_submodule(name), nn.Linear))
         if place == "columns":
-            column = ColwiseParallel if plain else ColumnConv1D
-            styles[name] = column(output_layouts=outside)
+            styles[name] = columns[kind](output_layouts=outside)
         else:
-            row = RowwiseParallel if plain else RowConv1D
-            styles[name] = row(input_layouts=outside)
+            styles[name] = rows[kind](input_layouts=outside)
     parallelize_module(model, mesh, styles)

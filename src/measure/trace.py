@@ -294,6 +294,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace = trace
         self.workspace = workspace
         self.call = call
+        self._adds_wrappers = False
 
     def __torch_dispatch__(
         self,
@@ -308,11 +309,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Masks are all ones and positions consecutive: what is asked of them holds.
             return True
         if any(kind.__name__ in WRAPPERS for kind in types):
+            self._adds_wrappers |= func is aten.add.Tensor
             return NotImplemented
         trace = self.trace
         in_forward = trace.instant is Instant.FORWARD_END
         trace.note_operation(forward=in_forward or (trace.backward and torch.is_grad_enabled()))
-        if _is_engine_accumulation(func, args, trace):
+        if not self._is_of_wrappers(func) and _is_engine_accumulation(func, args, trace):
             aten.add_.Tensor(args[0], args[1])
             return args[0]
         result = self.call(func, args, kwargs or {})
@@ -323,6 +325,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             trace.follow(leaf, owner or self._logits_owner(leaf), layer=layer)
         self._take_workspace(func, args, result)
         return result
+
+    def _is_of_wrappers(self, func: Any) -> bool:
+        """Whether it is the local part of adding two wrappers, never done in place."""
+        found = self._adds_wrappers and func is aten.add.Tensor
+        self._adds_wrappers &= not found
+        return found
 
     def _owner(self, func: Any, args: tuple[Any, ...]) -> Owner | None:
         is_cast = func is aten._to_copy.default

@@ -13,7 +13,7 @@ from src.memory.parts import Parts, loss_bytes, parts_of
 from src.memory.size import FLOAT_BYTES, Size, fixed, per_score, per_token, total, undominated
 from src.memory.tape import Terms, merged
 from src.memory.terms import Instant, Term
-from src.spec import Gpu, Job, Layout, Method
+from src.spec import Gpu, Job, Layout, Method, uneven_sequence
 
 
 class Column(NamedTuple):
@@ -32,9 +32,9 @@ def columns(job: Job, method: Method, layout: Layout, gpu: Gpu) -> tuple[Column,
 
     Raises:
         NotCoveredError: the formula lacks a term that the job needs.
-        UserError: the config or the attention implementation is impossible.
+        UserError: the config, the attention implementation or the sequence is impossible.
     """
-    require_covered(job, method)
+    _require_possible(job, method, layout)
     return _answer(_canonical(job), method, layout, gpu).columns
 
 
@@ -44,8 +44,15 @@ def host_size(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Size:
     Raises:
         NotCoveredError, UserError: as `columns`.
     """
-    require_covered(job, method)
+    _require_possible(job, method, layout)
     return _answer(_canonical(job), method, layout, gpu).host
+
+
+def _require_possible(job: Job, method: Method, layout: Layout) -> None:
+    require_covered(job, method)
+    uneven = uneven_sequence(job, layout)
+    if uneven is not None:
+        raise uneven
 
 
 def _canonical(job: Job) -> Job:

@@ -30,11 +30,6 @@ _GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]],
     ),
     ("activation_offload", lambda _: True, lambda job, _: job.activation_offload),
     (
-        "sequence_parallel",
-        lambda _: True,
-        lambda job, method: job.sequence_parallel and method.has_tensor_parallel,
-    ),
-    (
         "fp32_reduce",
         lambda _: True,
         lambda job, method: job.fp32_reduce and (method.is_fsdp or method.is_zero),

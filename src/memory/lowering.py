@@ -43,10 +43,12 @@ class Lowering(Pieces):
     Attributes:
         hidden_bytes: bytes per element of the residual stream, which rotary tables follow.
         values: the tensors behind the names of the block at work.
+        gathered: of those, what has been gathered along the sequence, for the attention or not.
     """
 
     hidden_bytes: int
     values: dict[str, Value] = field(default_factory=dict)
+    gathered: dict[tuple[Value, bool], Value] = field(default_factory=dict)
 
     def run(self, block: Block, source: Value) -> Value:
         """Lower a block: its incoming tensor in, its outgoing one out."""
@@ -65,14 +67,48 @@ class Lowering(Pieces):
     def linear(self, op: Linear, source: Value) -> Value:
         """A Linear, split by tensor parallelism, with LoRA's adapters where it is a target."""
         tp = self.regime.tp
-        share = 1 / tp if op.parallel is Parallel.COLUMN else 1.0
+        if op.parallel.splits_outputs and self.regime.splits_sequence:
+            source = self.whole_sequence(op, source)
+        share = {Parallel.COLUMN: 1 / tp, Parallel.REPLICATED: source.share}.get(op.parallel, 1.0)
         numel = op.in_features * op.width / (1 if op.parallel is Parallel.REPLICATED else tp)
         out = self.matmul(
             source, numel, op.width * share, share, trained=self.regime.trains_weights
         )
+        if op.parallel.splits_inputs and self.regime.splits_sequence:
+            out = self.scattered(out, flat=op.flat)
         if self.regime.finetune.is_lora and is_target(op, self.regime.finetune):
             return self.adapter(op, source, out, share)
         return out
+
+    def whole_sequence(self, op: Linear, source: Value) -> Value:
+        """All-gather in front of column-parallel Linears, once per attention and once per MLP.
+
+        Nothing saves the part that is gathered. Backward: the gradient is put in the order of the
+        ranks (a copy, unless tokens are its first dimension), then reduce-scattered.
+        """
+        key = (source, op.is_attention)
+        if key not in self.gathered:
+            whole = self.tape.tensor(source.width / source.share, source.dtype_bytes)
+            self.tape.record(whole, [source], temporary=ZERO if op.flat else whole.size)
+            self.tape.add_apart(whole)
+            self.gathered[key] = whole
+        return self.gathered[key]
+
+    def scattered(self, source: Value, *, flat: bool = False) -> Value:
+        """Reduce-scatter behind a row-parallel Linear; the cut of a whole tensor likewise.
+
+        Backward: the gradient is all-gathered, then put in the order of the sequence (a copy).
+        """
+        share = 1 / self.regime.tp
+        part = self.tape.tensor(source.width * share, source.dtype_bytes, share=share)
+        self.tape.record(part, [source], temporary=ZERO if flat else source.size)
+        return part
+
+    def joined(self, source: Value) -> Value:
+        """The final norm's output, gathered for a whole head; its gradient is cut."""
+        whole = self.tape.tensor(source.width / source.share, source.dtype_bytes)
+        self.tape.record(whole, [source])
+        return whole
 
     def adapter(self, op: Linear, source: Value, base: Value, share: float) -> Value:
         """PEFT's `lora.Linear`: `base + B(A(dropout(x.to(fp32)))) * scale`, cast back."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from src.architecture import Decoder, describe
+from src.architecture.ops import Norm
 from src.memory.counts import ModelCounts, count_model
 from src.memory.mixed_dtypes import check_uniform_dtypes
 from src.memory.placement import Placement, place
@@ -73,6 +74,7 @@ def parts_of(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Parts:
         width=0,
         source_bytes=regime.parameter_bytes,
         source_counted=False,
+        cuts=regime.splits_sequence,
     )
     masked = regime_of(decoder, job, method, layout, gpu, masked=True)
     regimes = tuple(
@@ -83,6 +85,8 @@ def parts_of(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Parts:
     head = profile(
         (decoder.tail, decoder.head),
         replace(regime, tp=1),
+        share=regime.stream_share,
+        gathers_at=_gathers_at(decoder) if regime.splits_sequence else None,
         width=decoder.hidden_size,
         source_bytes=stream,
         source_counted=True,
@@ -110,6 +114,11 @@ def parts_of(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Parts:
     )
 
 
+def _gathers_at(decoder: Decoder) -> int:
+    """Behind the final norm; in front of all that follows the blocks where there is none."""
+    return int(any(isinstance(op, Norm) for op in decoder.tail.ops))
+
+
 def _block_profiles(
     decoder: Decoder, regimes: tuple[Regime, ...], source_bytes: int
 ) -> tuple[tuple[Profile, ...], int]:
@@ -125,6 +134,7 @@ def _block_profiles(
             source_counted=regime.checkpointing is not Checkpointing.FULL,
             source_trained=bool(profiles) or not regime.embedding_is_constant,
             out_bytes=regime.block_out_bytes,
+            share=regime.stream_share,
         )
         profiles.append(found)
         stream = found.out_bytes

@@ -46,6 +46,9 @@ def profile(
     source_counted: bool,
     source_trained: bool = True,
     out_bytes: int | None = None,
+    share: float = 1.0,
+    cuts: bool = False,
+    gathers_at: int | None = None,
 ) -> Profile:
     """The profile of blocks that run one after the other.
 
@@ -57,14 +60,27 @@ def profile(
         source_counted: whether the incoming tensor counts as saved here, if it is.
         source_trained: whether a gradient flows into the incoming tensor.
         out_bytes: bytes per element that the result is cast to; None: as it comes.
+        share: the part of the sequence that the incoming tensor holds.
+        cuts: whether the result is cut along the sequence.
+        gathers_at: the block in front of which a part of the sequence is gathered.
     """
     tape = Tape()
-    source = tape.tensor(width, source_bytes, counted=source_counted, requires_grad=source_trained)
+    source = tape.tensor(
+        width * share,
+        source_bytes,
+        share=share,
+        counted=source_counted,
+        requires_grad=source_trained,
+    )
     low = Lowering(regime=regime, tape=tape, hidden_bytes=source_bytes)
-    first = low.run(run[0], source)
-    out = first
-    for block in run[1:]:
-        out = low.run(block, out)
+    values = [source]
+    for index, block in enumerate(run):
+        if index == gathers_at:
+            values[-1] = low.joined(values[-1])
+        values.append(low.run(block, values[-1]))
+    first, out = values[1], values[-1]
+    if cuts:
+        out = low.scattered(out)
     if out_bytes is not None:
         out = low.cast(out, out_bytes)
     moments, gradients = tape.walk(out)

@@ -26,6 +26,7 @@ class Regime:
         finetune: which weights are trained.
         adapter_bytes: per element of LoRA's adapters.
         tp: tensor-parallel degree.
+        splits_sequence: whether what tensor parallelism leaves whole holds 1/tp of the sequence.
         accumulates: whether gradients of earlier micro steps are there to be added to.
         tied: whether the head's gradient is added to the token embedding's.
         masked: whether attention is given a mask, and so cannot rely on `is_causal`.
@@ -41,6 +42,7 @@ class Regime:
     finetune: Finetune
     adapter_bytes: int
     tp: int
+    splits_sequence: bool
     accumulates: bool
     tied: bool
     masked: bool
@@ -50,6 +52,11 @@ class Regime:
     def trains_weights(self) -> bool:
         """Whether the model's own weights are trained."""
         return not self.finetune.is_lora
+
+    @property
+    def stream_share(self) -> float:
+        """The part of the residual stream between the Linears that this GPU holds."""
+        return 1 / self.tp if self.splits_sequence else 1.0
 
     @property
     def casts_weights(self) -> bool:
@@ -86,6 +93,7 @@ def regime_of(
         finetune=job.finetune,
         adapter_bytes=adapter_bytes(precision, method),
         tp=layout.tp,
+        splits_sequence=job.sequence_parallel and layout.tp > 1,
         accumulates=job.grad_accum > 1 and method not in _FRESH_GRADIENTS,
         tied=decoder.lm_head.tied,
         masked=masked,

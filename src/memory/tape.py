@@ -78,6 +78,7 @@ class Tape:
     _nodes: list[_Node] = field(default_factory=list)
     _constants: set[Value] = field(default_factory=set)
     _kept: set[int] = field(default_factory=set)
+    _added_apart: set[Value] = field(default_factory=set)
 
     def tensor(
         self,
@@ -185,6 +186,13 @@ class Tape:
         """Keep a tensor to the end of the backward pass, whether or not a node saves it."""
         self._kept.add(value.storage)
 
+    def add_apart(self, value: Value) -> None:
+        """Gradients of this value are distributed tensors, which autograd adds into a third one.
+
+        Source: `can_accumulate_inplace`, torch/csrc/autograd/input_buffer.cpp.
+        """
+        self._added_apart.add(value)
+
     def saved(self, *, without: Value) -> Terms:
         """Everything kept for the backward pass, by term; each storage once.
 
@@ -213,26 +221,33 @@ class Tape:
         Returns:
             The moments that are largest at some shape, and the bytes of the parameters' gradients.
         """
-        walk = _Walk(self._nodes, out)
+        walk = _Walk(self._nodes, out, frozenset(self._added_apart))
         moments: list[Moment] = []
         for index in range(len(self._nodes) - 1, -1, -1):
             settled = walk.parameter_gradients
             flowing = walk.step(index)
-            if flowing is None:
-                continue
-            terms = self._by_term(walk.saved_before(index))
-            terms[Term.ACTIVATION_GRADIENTS] = flowing
-            if settled != ZERO:
-                terms[Term.UNSHARDED_GRADIENTS] = settled
-            moments.append(Moment(terms=terms, size=total(terms.values())))
+            if flowing is not None:
+                moments.append(self._moment(walk.saved_before(index), flowing, settled))
+            for adding in walk.sums:
+                saved = walk.saved_before(index - 1)
+                moments.append(self._moment(saved, adding, walk.parameter_gradients))
         return undominated(moments), walk.parameter_gradients
+
+    def _moment(self, saved: set[int], flowing: Size, settled: Size) -> Moment:
+        terms = self._by_term(saved)
+        terms[Term.ACTIVATION_GRADIENTS] = flowing
+        if settled != ZERO:
+            terms[Term.UNSHARDED_GRADIENTS] = settled
+        return Moment(terms=terms, size=total(terms.values()))
 
 
 class _Walk:
     """The engine's state: gradients in flight, and what is still saved."""
 
-    def __init__(self, nodes: list[_Node], out: Value) -> None:
+    def __init__(self, nodes: list[_Node], out: Value, added_apart: frozenset[Value]) -> None:
         self._nodes = nodes
+        self._added_apart = added_apart
+        self.sums: list[Size] = []
         self._first_saver: dict[int, int] = {}
         for index, node in enumerate(nodes):
             for storage in node.saved:
@@ -272,6 +287,8 @@ class _Walk:
                 self.parameter_gradients = self.parameter_gradients.plus(self._sizes[gradient])
             self._release(gradient)
         elif value in self._gradient_of:
+            if value in self._added_apart:
+                self.sums.append(self._flowing().plus(value.size))
             self._release(gradient)
         else:
             self._gradient_of[value] = gradient
@@ -279,6 +296,7 @@ class _Walk:
     def step(self, index: int) -> Size | None:
         """Run one node; bytes of gradients and temporaries while it runs, None if it does not."""
         node = self._nodes[index]
+        self.sums.clear()
         if node.is_part:
             return self._step_part(index, node)
         gradient = self._gradient_of.pop(node.out, None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from src.architecture import Decoder
 from src.errors import UserError
-from src.spec import Cluster, Job, Layout, Method, Request, refusal
+from src.spec import Cluster, Job, Layout, Method, Request, refusal, uneven_sequence
 
 _UNKNOWN_HEADS = "tensor parallelism needs a model_type whose heads are known here"
 
@@ -84,7 +84,7 @@ def _asked_degrees(request: Request, decoder: Decoder | None) -> tuple[int, ...]
         return ()
     degrees = tensor_parallel_degrees(decoder, request.cluster)
     if request.tp is None:
-        return degrees
+        return tuple(tp for tp in degrees if uneven_sequence(request.job, Layout(tp=tp)) is None)
     if request.tp == 1:
         return ()
     if request.tp not in degrees:

@@ -24,7 +24,7 @@ from src.spec.job import FINETUNE_OPTIONS, Finetune, Job, Layout, Step, ZeroBuff
 from src.spec.lengths import Lengths
 from src.spec.model import Model
 from src.spec.request import DRY_RUN_LIMIT_S, Request
-from src.spec.rules import refusal
+from src.spec.rules import refusal, uneven_sequence
 
 __all__ = [
     "DRY_RUN_LIMIT_S",
@@ -56,4 +56,5 @@ __all__ = [
     "ZeroBuffers",
     "parse_choice",
     "refusal",
+    "uneven_sequence",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from src.errors import UserError
 from src.spec.choices import Checkpointing, FinetuneKind, Method, Offload, Optimizer, Precision
-from src.spec.job import Job
+from src.spec.job import Job, Layout
 
 _BITSANDBYTES = (
     Optimizer.ADAMW_8BIT,
@@ -73,3 +73,11 @@ def refusal(job: Job, method: Method) -> UserError | None:
         if is_broken(job, method):
             return UserError(key=key, value=value(job, method), allowed=allowed)
     return None
+
+
+def uneven_sequence(job: Job, layout: Layout) -> UserError | None:
+    """Why the sequence cannot be split as sequence parallelism does; None where it can."""
+    if not job.sequence_parallel or job.seq_len % layout.tp == 0:
+        return None
+    allowed = f"a multiple of the tensor-parallel degree {layout.tp} with sequence_parallel=true"
+    return UserError(key="seq_len", value=job.seq_len, allowed=allowed)

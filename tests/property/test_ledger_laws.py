@@ -61,7 +61,7 @@ def test_a_larger_micro_batch_never_needs_less(step: Step, more: int) -> None:
 
 @given(step=steps(), more=st.integers(1, 64))
 def test_a_longer_sequence_never_needs_less(step: Step, more: int) -> None:
-    longer = replace(step.job, seq_len=step.job.seq_len + more)
+    longer = replace(step.job, seq_len=step.job.seq_len + more * step.layout.tp)
     assert peak(replace(step, job=longer)) >= peak(step)
 
 

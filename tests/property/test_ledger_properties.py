@@ -106,7 +106,7 @@ def test_the_fast_peak_is_the_ledgers(step: Step) -> None:
 
 @given(step=steps(), seq_lens=st.lists(st.integers(1, 64), min_size=1, max_size=5))
 def test_arrays_of_both_letters_give_what_numbers_give(step: Step, seq_lens: list[int]) -> None:
-    assume(step.job.model.name in WINDOWLESS)
+    assume(step.job.model.name in WINDOWLESS and not step.job.sequence_parallel)
     batches = numpy.arange(1, 1 + len(seq_lens))
     many = peak_allocated(
         step.job,

@@ -267,12 +267,15 @@ def plain_mlp(
     function: str,
     bias: bool = True,
     inner_dropout: float = 0.0,
+    flat: bool = False,
 ) -> str:
     """`down(dropout(act(up(x))))`."""
     hidden = build.width_of(source)
-    up = build.linear(names[0], source, intermediate, bias=bias, parallel=Parallel.COLUMN)
+    up = build.linear(
+        names[0], source, intermediate, bias=bias, parallel=Parallel.COLUMN, flat=flat
+    )
     active = build.dropout(build.activation(up, function), inner_dropout)
-    return build.linear(names[1], active, hidden, bias=bias, parallel=Parallel.ROW)
+    return build.linear(names[1], active, hidden, bias=bias, parallel=Parallel.ROW, flat=flat)
 
 
 def gated_mlp(

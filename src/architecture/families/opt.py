@@ -97,6 +97,7 @@ def _opt_block(fields: Fields, hidden: int) -> Block:
         names=("fc1", "fc2"),
         function=fields.function("activation_function", default="relu"),
         bias=bias,
+        flat=True,
     )
     out = build.add(middle, build.dropout(out, dropout))
     if not before:

@@ -1,0 +1,88 @@
+"""What sequence parallelism splits, gathers and adds, with values worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from src.errors import UserError
+from src.memory import Instant, Term, estimate_step, ledger_of
+from src.memory.tape import Tape
+from src.spec import Checkpointing, Job, Layout, Method, Precision, Step
+from tests.jobs import gpu, zoo_model
+
+BLOCKS, BATCH, SEQUENCE, HIDDEN = 24, 4, 512, 2048
+JOB = Job(
+    model=zoo_model("opt-1.3b"),
+    precision=Precision.BF16_TRUE,
+    checkpointing=Checkpointing.FULL,
+    seq_len=SEQUENCE,
+)
+
+
+def step(job: Job, *, tp: int) -> Step:
+    layout = Layout(tp=tp)
+    return Step(job=job, method=Method.TP, layout=layout, gpu=gpu(), micro_batch=BATCH)
+
+
+def split(job: Job) -> Job:
+    return replace(job, sequence_parallel=True)
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_checkpoints_are_parts_of_the_sequence(tp: int) -> None:
+    whole = ledger_of(step(JOB, tp=tp))[Instant.FORWARD_END][Term.CHECKPOINTS]
+    parts = ledger_of(step(split(JOB), tp=tp))[Instant.FORWARD_END][Term.CHECKPOINTS]
+    assert whole == BLOCKS * BATCH * SEQUENCE * HIDDEN * 2
+    assert parts == whole // tp
+
+
+def test_what_the_linears_take_is_kept_whole() -> None:
+    """Per block: two norms' inputs and two dropouts' masks are halved, nothing else.
+
+    OPT's dropout keeps a byte per element; its norms keep their input (2 bytes) and two fp32
+    statistics a token; the Linears keep what they are given, gathered.
+    """
+    job = replace(JOB, checkpointing=Checkpointing.NONE)
+    whole = ledger_of(step(job, tp=2))[Instant.FORWARD_END]
+    parts = ledger_of(step(split(job), tp=2))[Instant.FORWARD_END]
+    tokens = BATCH * SEQUENCE
+    masks = whole[Term.DROPOUT_MASKS] - parts[Term.DROPOUT_MASKS]
+    # The stem's dropout, where there is one, runs on the whole sequence.
+    assert masks == BLOCKS * 2 * tokens * HIDDEN // 2
+    norms = (2 * BLOCKS + 1) * tokens * (2 * HIDDEN + 2 * 4) // 2
+    assert whole[Term.SAVED_ACTIVATIONS] - parts[Term.SAVED_ACTIVATIONS] == norms
+
+
+def test_weights_are_those_of_tensor_parallelism() -> None:
+    whole, parts = ledger_of(step(JOB, tp=4)), ledger_of(step(split(JOB), tp=4))
+    assert whole[Instant.OPTIMIZER_STEP] == parts[Instant.OPTIMIZER_STEP]
+
+
+def test_without_tensor_parallelism_it_changes_nothing() -> None:
+    alone = Step(job=JOB, method=Method.SINGLE, layout=Layout(), gpu=gpu(), micro_batch=BATCH)
+    assert ledger_of(alone) == ledger_of(replace(alone, job=split(JOB)))
+
+
+def test_gradients_of_distributed_tensors_are_added_into_a_third_one() -> None:
+    """Two readers of a gathered tensor of 10 elements: both gradients and their sum are alive."""
+    tape = Tape()
+    gathered = tape.tensor(10, 2)
+    outs = [tape.tensor(1, 2) for _ in range(2)]
+    for out in outs:
+        tape.record(out, [gathered])
+    joined = tape.tensor(1, 2)
+    tape.record(joined, outs)
+
+    def most() -> float:
+        return max(moment.size.per_token for moment in tape.walk(joined)[0])
+
+    assert most() == 2 * 20 + 2
+    tape.add_apart(gathered)
+    assert most() == 3 * 20
+
+
+def test_a_sequence_that_the_group_does_not_divide_is_refused() -> None:
+    with pytest.raises(UserError, match=r"seq_len=510: a multiple of the .* degree 4 "):
+        estimate_step(step(replace(split(JOB), seq_len=510), tp=4))
