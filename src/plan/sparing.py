@@ -18,7 +18,10 @@ from src.plan.search import (
 from src.spec import Step, Verdict
 
 MOST_TRIALS = 4
-"""Estimates that one row's search may take, the one of the micro batch asked for among them."""
+"""Estimates that one row's search may take where the largest micro batch is what is asked for."""
+
+MOST_TRIALS_BESIDE = 2
+"""The same beside the estimate of a micro batch that is asked for, which is the answer then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +56,7 @@ def largest_sparingly(
     search = _Search(step, estimator, guide)
     if asked is not None:
         search.try_(asked)
-    for left in reversed(range(MOST_TRIALS - (asked is not None))):
+    for left in reversed(range(MOST_TRIALS if asked is None else MOST_TRIALS_BESIDE)):
         if search.is_done:
             break
         search.try_(1 if left == 0 and search.low == 0 else search.propose())
