@@ -14,13 +14,14 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from src.config.keys import KEYS, ValueKind, allowed_for, check_key
+from src.config.keys import ESTIMATE
+from src.config.program import Program, ValueKind
 from src.errors import UserError
 
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+")
 
 
-def split_arguments(arguments: Sequence[str]) -> dict[str, str]:
+def split_arguments(arguments: Sequence[str], program: Program = ESTIMATE) -> dict[str, str]:
     """Key -> value as typed; the last of two equal keys counts.
 
     Raises:
@@ -29,7 +30,7 @@ def split_arguments(arguments: Sequence[str]) -> dict[str, str]:
     typed: dict[str, str] = {}
     for argument in arguments:
         if argument.startswith("-"):
-            raise _flag_error(argument)
+            raise _flag_error(argument, program)
         key, separator, value = argument.lstrip("+").partition("=")
         if not separator:
             raise UserError(
@@ -37,28 +38,28 @@ def split_arguments(arguments: Sequence[str]) -> dict[str, str]:
                 value=argument,
                 allowed="not key=value; quote an argument with spaces: 'model=my model'",
             )
-        check_key(key, value)
+        program.check_key(key, value)
         typed[key] = value
     return typed
 
 
-def _flag_error(argument: str) -> UserError:
+def _flag_error(argument: str, program: Program) -> UserError:
     name = argument.partition("=")[0]
     if name in ("-m", "--multirun"):
-        allowed = "one query a run; compare methods with method=[fsdp,zero3]"
+        allowed = f"no sweeps; {program.instead_of_sweeps}"
         return UserError(key="option", value=argument, allowed=allowed)
     key = name.lstrip("-").replace("-", "_")
-    hint = f"{key}=..." if key in KEYS else "--help lists every key"
+    hint = f"{key}=..." if key in program.keys else "--help lists every key"
     return UserError(key="option", value=argument, allowed=f"options are written key=value; {hint}")
 
 
-def parse_value(key: str, text: str) -> Any:
+def parse_value(key: str, text: str, program: Program = ESTIMATE) -> Any:
     """The value that `text` stands for after `key=`.
 
     Raises:
         UserError: Hydra's grammar cannot read it, or it is a sweep.
     """
-    kind = KEYS[key].kind if key in KEYS else ValueKind.LITERAL
+    kind, allowed = program.kind_of(key), program.allowed_for(key)
     if kind is ValueKind.OPTIONAL_TEXT and text == "null":
         return None
     is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
@@ -67,16 +68,16 @@ def parse_value(key: str, text: str) -> Any:
     if kind is ValueKind.LITERAL and _WHOLE_NUMBER.fullmatch(text):
         return int(text)
     if kind is ValueKind.WORDS and not text.startswith("["):
-        return _by_grammar(key, f"[{text}]", text)
-    return _by_grammar(key, text, text)
+        return _by_grammar(key, f"[{text}]", text, allowed)
+    return _by_grammar(key, text, text, allowed)
 
 
-def _by_grammar(key: str, text: str, typed: str) -> Any:
+def _by_grammar(key: str, text: str, typed: str, allowed: str) -> Any:
     try:
         override = OverridesParser.create().parse_override(f"key={text}")
     except HydraException as error:
-        allowed = f"cannot be read, quote what is text; allowed: {allowed_for(key)}"
-        raise UserError(key=key, value=typed, allowed=allowed) from error
+        words = f"cannot be read, quote what is text; allowed: {allowed}"
+        raise UserError(key=key, value=typed, allowed=words) from error
     if override.is_sweep_override():
-        raise UserError(key=key, value=typed, allowed=f"one value: {allowed_for(key)}")
+        raise UserError(key=key, value=typed, allowed=f"one value: {allowed}")
     return override.value()

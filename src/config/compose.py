@@ -27,11 +27,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from src.config.arguments import parse_value, split_arguments
-from src.config.keys import KEYS, ValueKind, allowed_for, check_key, help_text
+from src.config.keys import ESTIMATE
+from src.config.profile_schema import ProfileConfig
+from src.config.program import Program, ValueKind
 from src.config.schema import EstimateConfig
 from src.config.zoo import CONF
 from src.errors import UserError
-from src.spec import FinetuneKind, parse_choice
 
 _DATA_FOLDERS = ("model", "gpu")
 """Folders of conf whose files are data: `model` and `gpu` are plain values, no config groups."""
@@ -64,16 +65,18 @@ def _register() -> None:
     Plugins.instance().register(ConfFolder)
     Plugins.instance().register(ConfFolderSearchPath)
     ConfigStore.instance().store(name="estimate_schema", node=EstimateConfig)
+    ConfigStore.instance().store(name="profile_schema", node=ProfileConfig)
 
 
-def compose_arguments(arguments: Sequence[str]) -> DictConfig:
+def compose_arguments(arguments: Sequence[str], program: Program = ESTIMATE) -> DictConfig:
     """The configuration that `key=value` arguments ask for.
 
     Raises:
         UserError: a key, a type or the grammar is wrong.
     """
-    typed = split_arguments(arguments)
-    return _compose_values({key: parse_value(key, text) for key, text in typed.items()}, typed)
+    typed = split_arguments(arguments, program)
+    values = {key: parse_value(key, text, program) for key, text in typed.items()}
+    return _compose_values(program, values, typed)
 
 
 def compose_keywords(keywords: Mapping[str, Any]) -> DictConfig:
@@ -84,66 +87,76 @@ def compose_keywords(keywords: Mapping[str, Any]) -> DictConfig:
     """
     flat = {key: _plain(value) for key, value in _flatten(keywords)}
     for key, value in flat.items():
-        check_key(key, value)
-    return _compose_values(flat, flat)
+        ESTIMATE.check_key(key, value)
+    return _compose_values(ESTIMATE, flat, flat)
 
 
-def print_help() -> None:
+def print_help(program: Program = ESTIMATE) -> None:
     """Print the help by Hydra's own command line, with this program's template."""
     _register()
-    template = help_text(_default_texts()).replace("$", "$$")
+    template = program.help_text(_default_texts(program)).replace("$", "$$")
     node = {"app_name": "peakcast", "header": "", "footer": "", "template": template}
-    ConfigStore.instance().store(group="hydra/help", name="estimate", node=node)
-    sys.argv = [sys.argv[0], "--help", "hydra/help=estimate"]
-    decorate = hydra.main(version_base="1.3", config_path=str(CONF), config_name="estimate")
+    ConfigStore.instance().store(group="hydra/help", name=program.name, node=node)
+    sys.argv = [sys.argv[0], "--help", f"hydra/help={program.name}"]
+    decorate = hydra.main(version_base="1.3", config_path=str(CONF), config_name=program.name)
     run: Callable[[], None] = decorate(lambda _: None)
     with suppress(SystemExit):
         run()
 
 
-def _compose_values(values: Mapping[str, Any], typed: Mapping[str, Any]) -> DictConfig:
+def _compose_values(
+    program: Program, values: Mapping[str, Any], typed: Mapping[str, Any]
+) -> DictConfig:
     """The defaults with `values` laid over; errors tell the value as it was `typed`."""
-    kind = parse_choice(FinetuneKind, str(values.get("finetune", "full")), key="finetune")
-    cfg = copy.deepcopy(_defaults(kind))
+    cfg = copy.deepcopy(_option_defaults(program, program.option(values)))
     for key, value in values.items():
-        if key == "finetune":
+        if key == program.group:
             continue
-        is_word = isinstance(value, str) and key in KEYS and KEYS[key].kind is ValueKind.WORDS
-        is_arch = key == "arch" or key.startswith("arch.")
+        is_word = isinstance(value, str) and program.kind_of(key) is ValueKind.WORDS
         try:
-            OmegaConf.update(cfg, key, [value] if is_word else value, force_add=is_arch)
+            OmegaConf.update(
+                cfg, key, [value] if is_word else value, force_add=program.is_free(key)
+            )
         except (OmegaConfBaseException, ValueError) as error:
-            raise UserError(key=key, value=typed[key], allowed=allowed_for(key)) from error
+            allowed = program.allowed_for(key)
+            raise UserError(key=key, value=typed[key], allowed=allowed) from error
     return cfg
 
 
-def _default_texts() -> dict[str, str]:
-    """The default of each key as a user would type it; an option's from a kind that has it."""
+def _default_texts(program: Program) -> dict[str, str]:
+    """The default of each key as a user would type it; an option's from a file that has it."""
     values: dict[str, Any] = {}
-    for kind in FinetuneKind:
-        for key in KEYS:
-            if values.get(key) is None:
-                values[key] = OmegaConf.select(_defaults(kind), key)
+    for option in (program.default_option, *program.options):
+        defaults = _option_defaults(program, option)
+        for key in program.keys:
+            if values.get(key) is None and not OmegaConf.is_missing(defaults, key):
+                values[key] = OmegaConf.select(defaults, key)
     shown = {key: value for key, value in values.items() if not OmegaConf.is_dict(value)}
     texts = {key: _typed(value) for key, value in shown.items()}
-    del texts["model"]
-    return {**texts, "finetune": "full", "method": "all"}
+    return {**texts, program.group: program.default_option}
 
 
 def _typed(value: object) -> str:
-    """A value as a user would type it."""
+    """A value as a user would type it; of a list of one its word alone."""
     if value is None:
         return "null"
+    if OmegaConf.is_list(value):
+        words = [str(word) for word in value]  # type: ignore[attr-defined]
+        return words[0] if len(words) == 1 else f"[{','.join(words)}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@lru_cache(maxsize=len(FinetuneKind))
-def _defaults(kind: FinetuneKind) -> DictConfig:
+def _option_defaults(program: Program, option: str) -> DictConfig:
+    # An override costs Hydra's grammar 5 ms.
+    choice = "" if option == program.default_option else f"{program.group}={option}"
+    return _defaults(program.name, choice)
+
+
+@lru_cache(maxsize=16)
+def _defaults(name: str, choice: str) -> DictConfig:
     _register()
-    with hydra.initialize_config_dir(str(CONF), job_name="estimate", version_base="1.3"):
-        # `full` is the default; an override costs Hydra's grammar 5 ms.
-        overrides = [] if kind is FinetuneKind.FULL else [f"finetune={kind}"]
-        return hydra.compose("estimate", overrides=overrides)
+    with hydra.initialize_config_dir(str(CONF), job_name=name, version_base="1.3"):
+        return hydra.compose(name, overrides=[choice] if choice else [])
 
 
 def _flatten(keywords: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

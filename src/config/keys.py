@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from enum import StrEnum
-from textwrap import fill
 
-from src.errors import UserError, nearest
+from src.config.program import Key, Program, ValueKind
 from src.spec import (
     Attention,
     Checkpointing,
@@ -28,32 +26,6 @@ FORMATS = ("table", "json", "csv")
 LISTINGS = ("models", "gpus", "methods")
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 SNAPSHOT_SUFFIXES = (".pickle", ".pkl")
-HELP_WIDTH = 110
-"""Columns of the help; the list of what is allowed goes on in the next line."""
-
-
-class ValueKind(StrEnum):
-    """How the text after `key=` is read."""
-
-    TEXT = "text"
-    OPTIONAL_TEXT = "optional text"
-    WORDS = "words"
-    LITERAL = "literal"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Key:
-    """One key.
-
-    Attributes:
-        allowed: its values, in words.
-        meaning: what it is; one short clause.
-        kind: text is taken as it stands, words become a list, literals go through Hydra's grammar.
-    """
-
-    allowed: str
-    meaning: str
-    kind: ValueKind = ValueKind.LITERAL
 
 
 def _choices(values: Iterable[str]) -> str:
@@ -182,52 +154,20 @@ _OTHER_NAMES = {
     "memory_snapshot": "snapshot",
 }
 
-
-def allowed_for(key: str) -> str:
-    """What is allowed as a value of an existing key, in words."""
-    return KEYS[key].allowed if key in KEYS else "a value of the config field"
-
-
-def check_key(key: str, value: object) -> None:
-    """Raise UserError with the nearest key unless `key` exists."""
-    if key in KEYS or key.startswith("arch."):
-        return
-    plain = key.casefold().replace("-", "_")
-    if plain in _OTHER_NAMES:
-        close = [_OTHER_NAMES[plain]]
-    else:
-        parts = [name for name in KEYS if name.startswith(f"{plain}.")]
-        close = parts or nearest(plain, KEYS, count=2)
-    hint = f"did you mean {' or '.join(close)}?" if close else "--help lists every key"
-    raise UserError(key=key, value=value, allowed=f"unknown key; {hint}")
-
-
-def _line(name: str, defaults: Mapping[str, str]) -> str:
-    key = KEYS[name]
-    meaning = f"; {key.meaning}" if key.meaning else ""
-    default = f" [{defaults[name]}]" if name in defaults else ""
-    text = f"  {name:<17} {key.allowed}{meaning}{default}"
-    return fill(text, HELP_WIDTH, subsequent_indent=" " * 20, break_on_hyphens=False)
-
-
-def help_text(defaults: Mapping[str, str]) -> str:
-    """The text of `--help`: one line per key, its default in brackets at the end."""
-    lines = [_line(name, defaults) for name in KEYS]
-    return "\n".join(
-        [
-            "How much GPU memory does a fine-tuning job need, and which method runs it fastest?",
-            "",
-            "usage: python -m src.estimate key=value ...",
-            "",
-            "Keys, with their defaults in brackets (quote an argument that has spaces):",
-            *lines,
-            "",
-            "Examples:",
-            "  python -m src.estimate model=opt-1.3b gpus=4",
-            "  python -m src.estimate model=llama-3-8b gpus=8 gpu=h100-80gb finetune=lora",
-            "  python -m src.estimate model=./config.json method=[fsdp,zero3] gpus=4 format=json",
-            "",
-            "stdout holds the answer alone. Exit 0: something fits, 3: nothing does, 1: bad input.",
-            "--cfg job prints the composed configuration, --version the version.",
-        ]
-    )
+ESTIMATE = Program(
+    name="estimate",
+    question="How much GPU memory does a fine-tuning job need, and which method runs it fastest?",
+    keys=KEYS,
+    other_names=_OTHER_NAMES,
+    group="finetune",
+    options=tuple(FinetuneKind),
+    default_option=FinetuneKind.FULL,
+    instead_of_sweeps="compare methods with method=[fsdp,zero3]",
+    free=("arch",),
+    examples=(
+        "model=opt-1.3b gpus=4",
+        "model=llama-3-8b gpus=8 gpu=h100-80gb finetune=lora",
+        "model=./config.json method=[fsdp,zero3] gpus=4 format=json",
+    ),
+    ending="stdout holds the answer alone. Exit 0: something fits, 3: nothing does, 1: bad input.",
+)

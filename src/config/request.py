@@ -85,27 +85,33 @@ def to_output(cfg: DictConfig) -> Output:
     Raises:
         UserError: a value is not allowed.
     """
-    keys = _container(cfg)
+    keys = container(cfg)
     form = _choice(keys, "format", FORMATS)
     listing = None if keys["list"] is None else _choice(keys, "list", LISTINGS)
-    snapshot = _file(keys, "snapshot", SNAPSHOT_SUFFIXES)
+    snapshot = output_file(keys, "snapshot", SNAPSHOT_SUFFIXES, allowed=KEYS["snapshot"].allowed)
     if snapshot is not None:
         _check_snapshot(keys)
     return Output(
         format=form,
-        plot=_file(keys, "plot", PLOT_SUFFIXES),
+        plot=output_file(keys, "plot", PLOT_SUFFIXES, allowed=KEYS["plot"].allowed),
         snapshot=snapshot,
         listing=listing,
     )
 
 
-def _file(keys: Mapping[str, Any], key: str, suffixes: tuple[str, ...]) -> Path | None:
-    """The file to write, in a folder that exists."""
+def output_file(
+    keys: Mapping[str, Any], key: str, suffixes: tuple[str, ...], *, allowed: str
+) -> Path | None:
+    """The file to write, in a folder that exists; None where none was asked for.
+
+    Raises:
+        UserError: its name ends otherwise, or it cannot be there.
+    """
     if keys[key] is None:
         return None
     path = Path(keys[key]).expanduser()
     if path.suffix.casefold() not in suffixes:
-        raise UserError(key=key, value=keys[key], allowed=KEYS[key].allowed)
+        raise UserError(key=key, value=keys[key], allowed=allowed)
     if path.is_dir() or not path.parent.is_dir():
         raise UserError(key=key, value=keys[key], allowed="a file in a folder that exists")
     return path
@@ -132,7 +138,7 @@ def to_request(cfg: DictConfig) -> Question:
     Raises:
         UserError: a value is not allowed.
     """
-    keys = _container(cfg)
+    keys = container(cfg)
     if keys["model"] == "???":
         raise UserError(
             key="model", value="", allowed=f"needed, e.g. model=opt-1.3b; {KEYS['model'].allowed}"
@@ -182,7 +188,12 @@ def _estimator(keys: Mapping[str, Any]) -> EstimatorKind:
     return kind
 
 
-def _container(cfg: DictConfig) -> dict[str, Any]:
+def container(cfg: DictConfig) -> dict[str, Any]:
+    """The configuration as plain values.
+
+    Raises:
+        UserError: a value refers to one that is not there.
+    """
     try:
         keys = OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:

@@ -22,7 +22,7 @@ _HEADROOM = 1.35
 """Room for the names of the instants."""
 _MAX_CAPACITY = 2.5
 """A capacity beyond this many times the curve is told in the legend, above the picture."""
-_COLORS = {
+OWNER_COLORS = {
     Owner.WEIGHTS: "#0072B2",
     Owner.GATHERED_WEIGHTS: "#56B4E9",
     Owner.CAST_WEIGHTS: "#332288",
@@ -51,7 +51,7 @@ def draw_timeline(report: Report, timeline: Timeline) -> Figure:
         tops = [bottom + num_bytes / GIB for bottom, num_bytes in zip(bottoms, own, strict=True)]
         words = owner.value.replace("_", " ")
         panel.fill_between(
-            at, bottoms, tops, step="post", label=words, color=_COLORS[owner], linewidth=0
+            at, bottoms, tops, step="post", label=words, color=OWNER_COLORS[owner], linewidth=0
         )
         bottoms = tops
     _mark_instants(panel, timeline)

@@ -3,12 +3,13 @@ from __future__ import annotations
 import pytest
 
 from src.config import run_command
-from src.config.keys import HELP_WIDTH, KEYS, help_text
+from src.config.keys import ESTIMATE, KEYS
+from src.config.program import HELP_WIDTH
 from src.errors import UserError
 
 
 def test_help_has_one_entry_of_short_lines_per_key() -> None:
-    lines = help_text({}).splitlines()
+    lines = ESTIMATE.help_text({}).splitlines()
     for name in KEYS:
         assert len([line for line in lines if line.startswith(f"  {name} ")]) == 1
     assert max(map(len, lines)) <= HELP_WIDTH

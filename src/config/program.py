@@ -1,0 +1,132 @@
+"""One command's keys: what is allowed, what it means, and how a wrong one is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from textwrap import fill
+
+from src.errors import UserError, nearest, unknown_name
+
+HELP_WIDTH = 110
+"""Columns of the help; the list of what is allowed goes on in the next line."""
+
+
+class ValueKind(StrEnum):
+    """How the text after `key=` is read."""
+
+    TEXT = "text"
+    OPTIONAL_TEXT = "optional text"
+    WORDS = "words"
+    LITERAL = "literal"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """One key.
+
+    Attributes:
+        allowed: its values, in words.
+        meaning: what it is; one short clause.
+        kind: text is taken as it stands, words become a list, literals go through Hydra's grammar.
+    """
+
+    allowed: str
+    meaning: str
+    kind: ValueKind = ValueKind.LITERAL
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """One command, `python -m src.<name>`.
+
+    Attributes:
+        name: its name; conf/<name>.yaml holds the defaults.
+        question: what it answers, in a line.
+        keys: every key.
+        other_names: what a key is called elsewhere.
+        group: the key that chooses one file of a folder of conf.
+        options: those files.
+        default_option: the file that conf/<name>.yaml takes.
+        instead_of_sweeps: what to do instead of Hydra's multirun.
+        free: keys whose inner names are free.
+        examples: arguments of commands that are worth showing.
+        ending: what the help says at its end.
+    """
+
+    name: str
+    question: str
+    keys: Mapping[str, Key]
+    other_names: Mapping[str, str]
+    group: str
+    options: tuple[str, ...]
+    default_option: str
+    instead_of_sweeps: str
+    free: tuple[str, ...] = ()
+    examples: tuple[str, ...]
+    ending: str
+
+    def is_free(self, key: str) -> bool:
+        """Whether the key is one whose inner names are free, or such a name."""
+        return key.partition(".")[0] in self.free
+
+    def allowed_for(self, key: str) -> str:
+        """What is allowed as a value of an existing key, in words."""
+        return self.keys[key].allowed if key in self.keys else "a value of the config field"
+
+    def kind_of(self, key: str) -> ValueKind:
+        """How a value of the key is read."""
+        return self.keys[key].kind if key in self.keys else ValueKind.LITERAL
+
+    def check_key(self, key: str, value: object) -> None:
+        """Raise UserError with the nearest key unless `key` exists."""
+        if key in self.keys or ("." in key and self.is_free(key)):
+            return
+        plain = key.casefold().replace("-", "_")
+        if plain in self.other_names:
+            close = [self.other_names[plain]]
+        else:
+            parts = [name for name in self.keys if name.startswith(f"{plain}.")]
+            close = parts or nearest(plain, self.keys, count=2)
+        hint = f"did you mean {' or '.join(close)}?" if close else "--help lists every key"
+        raise UserError(key=key, value=value, allowed=f"unknown key; {hint}")
+
+    def option(self, values: Mapping[str, object]) -> str:
+        """The option of the group that `values` choose.
+
+        Raises:
+            UserError: there is none of that name.
+        """
+        found = str(values.get(self.group, self.default_option))
+        if found not in self.options:
+            what = f"values of {self.group}"
+            raise unknown_name(key=self.group, value=found, known=self.options, what=what)
+        return found
+
+    def _line(self, name: str, defaults: Mapping[str, str]) -> str:
+        key = self.keys[name]
+        meaning = f"; {key.meaning}" if key.meaning else ""
+        default = f" [{defaults[name]}]" if name in defaults else ""
+        text = f"  {name:<17} {key.allowed}{meaning}{default}"
+        return fill(text, HELP_WIDTH, subsequent_indent=" " * 20, break_on_hyphens=False)
+
+    def help_text(self, defaults: Mapping[str, str]) -> str:
+        """The text of `--help`: a key, what is allowed, its default in brackets at the end."""
+        command = f"python -m src.{self.name}"
+        return "\n".join(
+            [
+                self.question,
+                "",
+                f"usage: {command} key=value ...",
+                "",
+                "Keys, with their defaults in brackets (quote an argument that has spaces):",
+                *(self._line(name, defaults) for name in self.keys),
+                "",
+                "Examples:",
+                *(f"  {command} {example}" for example in self.examples),
+                "",
+                self.ending,
+                "--cfg job prints the composed configuration, --version the version.",
+            ]
+        )
