@@ -7,23 +7,13 @@ import pytest
 from src.measure.dry_run import dry_run
 from src.memory import Instant, ledger_of
 from src.spec import Optimizer
-from tests.matrix import Spec
-
-PLAIN = {
-    "method": "single",
-    "finetune": "full",
-    "checkpointing": "full",
-    "attention": "sdpa",
-    "gpu": "a100-80gb",
-    "grad_accum": 1,
-    "shape": (1, 128),
-}
+from tests.matrix_specs import DEFAULTS, Spec
 
 
 @pytest.mark.parametrize("optimizer", Optimizer)
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 def test_the_optimizer_step_is_the_same(optimizer: Optimizer, precision: str) -> None:
-    setting = {**PLAIN, "optimizer": optimizer.value, "precision": precision}
+    setting = {**DEFAULTS, "optimizer": optimizer.value, "precision": precision}
     case = Spec(model="llama-3.2-1b", setting=setting).case(blocks=2)
     dry = dry_run(case).instant_peaks
     formula = ledger_of(case.step)
