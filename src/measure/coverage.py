@@ -21,11 +21,6 @@ _GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]],
     ("loss", lambda job: job.loss, lambda job, _: job.loss is not Loss.STANDARD),
     ("offload", lambda job: job.offload, lambda job, _: job.offload is not Offload.NONE),
     ("activation_offload", lambda _: True, lambda job, _: job.activation_offload),
-    (
-        "fp32_reduce",
-        lambda _: True,
-        lambda job, method: job.fp32_reduce and method.is_fsdp,
-    ),
 )
 """(key, its value, whether the dry run lacks it)."""
 

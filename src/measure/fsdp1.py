@@ -30,7 +30,8 @@ def wrap_fsdp1(model: nn.Module, blocks: list[nn.Module], case: Case, mesh: Any)
     dtype = autocast_dtype(case.step.job.precision) or half
     mixed = None
     if dtype is not None:
-        mixed = MixedPrecision(param_dtype=dtype, reduce_dtype=dtype, buffer_dtype=dtype)
+        reduce = torch.float32 if case.step.job.fp32_reduce else dtype
+        mixed = MixedPrecision(param_dtype=dtype, reduce_dtype=reduce, buffer_dtype=dtype)
     wrapped: nn.Module = FullyShardedDataParallel(
         model,
         process_group=mesh.get_group(),

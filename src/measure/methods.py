@@ -144,7 +144,7 @@ def _fully_shard(
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     dtype = autocast_dtype(case.step.job.precision)
-    reduce = torch.float32 if case.loop.fsdp_reduce_fp32 and dtype is not None else dtype
+    reduce = torch.float32 if case.step.job.fp32_reduce else dtype
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce, output_dtype=dtype)
     reshard = case.step.method is not Method.FSDP_GRAD
     for block in blocks:

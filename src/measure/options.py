@@ -26,8 +26,6 @@ class LoopOptions:
         autocast_half_weights: autocast although the weights are bf16 (`bf16=True` with a model
             loaded in bf16); with `precision=bf16-true` only.
         fsdp1: `FullyShardedDataParallel` instead of `fully_shard`, for `method=fsdp`.
-        fsdp_reduce_fp32: reduce gradients in fp32 under mixed precision; accelerate's default is
-            the compute dtype.
         fsdp_split_root: embedding and head as FSDP units of their own (accelerate 1.15), instead of
             parts of the root.
         nf4: QLoRA: the base model's Linears in NF4 with double quantisation, a stand-in for
@@ -49,7 +47,6 @@ class LoopOptions:
     fp32_adapters: bool = True
     autocast_half_weights: bool = False
     fsdp1: bool = False
-    fsdp_reduce_fp32: bool = False
     fsdp_split_root: bool = False
 
     def __post_init__(self) -> None:

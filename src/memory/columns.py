@@ -215,8 +215,14 @@ def _edge_gradients(parts: Parts) -> Terms:
     """Gradients of the head and the final norm, which stay while blocks run backward."""
     if not parts.regime.trains_weights:
         return {}
-    norm_and_head = parts.decoder.tail.num_parameters + parts.decoder.head.num_parameters
-    return parts.placement.edge_gradients(norm_and_head + parts.tied_head)
+    return parts.placement.edge_gradients(_norm_and_head(parts) + parts.tied_head)
+
+
+def _norm_and_head(parts: Parts) -> float:
+    """Trained elements of the final norm and of the head; a tied head has none of its own."""
+    if not parts.regime.trains_weights:
+        return 0.0
+    return parts.decoder.tail.num_parameters + parts.decoder.head.num_parameters
 
 
 def _fresh_edge_gradients(parts: Parts) -> Terms:
@@ -260,25 +266,35 @@ def _block_backward(parts: Parts, index: int) -> list[Column]:
         parts.static,
         placement.backward_buffers(),
         {Term.GATHERED_WEIGHTS: placement.gathered_backward(index)},
-        {} if last else placement.neighbour_buffers(index + 1),
-        _gradients_behind(parts, index),
         parts.stem.saved,
         _attention_mask(parts),
         *activations,
     )
     instant = Instant.LAST_BLOCK_BACKWARD if late else Instant.FIRST_BLOCK_BACKWARD
     return [
-        _column(instant, common, _with_gradients(parts, moment.terms)) for moment in block.moments
+        _column(instant, common, gradients, _with_gradients(parts, moment.terms))
+        for gradients in _gradients_behind(parts, index)
+        for moment in block.moments
     ]
 
 
-def _gradients_behind(parts: Parts, index: int) -> Terms:
-    """Gradients that are there when the backward pass reaches block `index`; -1: the embeddings."""
-    placement = parts.placement
+def _gradients_behind(parts: Parts, index: int) -> tuple[Terms, ...]:
+    """What is there of gradients when the backward pass reaches block `index`; alternatives.
+
+    -1: the embeddings.
+    """
+    placement, behind = parts.placement, parts.counts.blocks[index + 1 :]
     if placement.keeps_gradients_between_steps:
-        return merged(placement.waiting_gradients(), _fresh_edge_gradients(parts))
-    done = sum(placement.kept_gradients(part) for part in parts.counts.blocks[index + 1 :])
-    return merged(_edge_gradients(parts), {Term.GRADIENTS: fixed(done)})
+        fresh = _fresh_edge_gradients(parts)
+        waiting = placement.waiting_backward(index, _norm_and_head(parts))
+        return tuple(merged(terms, fresh) for terms in waiting)
+    done = merged(
+        _edge_gradients(parts),
+        {Term.GRADIENTS: fixed(sum(map(placement.kept_gradients, behind)))},
+        placement.neighbour_buffers(index + 1) if behind else {},
+        placement.held_reductions(index),
+    )
+    return (done,)
 
 
 def _embedding_backward(parts: Parts) -> list[Column]:
@@ -287,12 +303,12 @@ def _embedding_backward(parts: Parts) -> list[Column]:
     common = merged(
         parts.static,
         placement.backward_buffers(),
-        placement.neighbour_buffers(0),
         {Term.GATHERED_WEIGHTS: placement.gathered_edges()},
-        _gradients_behind(parts, -1),
     )
+    instant = Instant.FIRST_BLOCK_BACKWARD
     return [
-        _column(Instant.FIRST_BLOCK_BACKWARD, common, _with_gradients(parts, moment.terms))
+        _column(instant, common, gradients, _with_gradients(parts, moment.terms))
+        for gradients in _gradients_behind(parts, -1)
         for moment in parts.stem.moments
     ]
 

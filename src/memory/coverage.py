@@ -32,7 +32,7 @@ _GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]],
     (
         "fp32_reduce",
         lambda _: True,
-        lambda job, method: job.fp32_reduce and (method.is_fsdp or method.is_zero),
+        lambda job, method: job.fp32_reduce and method.is_zero,
     ),
     (
         "zero.fp32_gradients",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from src.architecture import Decoder
 from src.memory.kernels import Kernel, choose_kernel
+from src.memory.size import FLOAT_BYTES
 from src.spec import Checkpointing, Finetune, Gpu, Job, Layout, Method, Precision
 
 _FRESH_GRADIENTS = (Method.ZERO2, Method.ZERO3)
@@ -83,6 +84,11 @@ def regime_of(
     parameter_bytes = precision.weight_bytes
     if precision.is_mixed and (method.is_zero or method.is_fsdp):
         parameter_bytes = 2
+    adapters = adapter_bytes(precision, method)
+    gradient = adapters if job.finetune.is_lora else parameter_bytes
+    # FSDP then keeps those of earlier micro steps in fp32, beside autograd's own.
+    apart = method.is_fsdp and job.fp32_reduce and gradient != FLOAT_BYTES
+    fresh = apart or method in _FRESH_GRADIENTS
     return Regime(
         parameter_bytes=parameter_bytes,
         compute_bytes=precision.compute_bytes,
@@ -91,10 +97,10 @@ def regime_of(
         gradient_bytes=parameter_bytes,
         kernel=choose_kernel(decoder, job, gpu, masked=masked),
         finetune=job.finetune,
-        adapter_bytes=adapter_bytes(precision, method),
+        adapter_bytes=adapters,
         tp=layout.tp,
         splits_sequence=job.sequence_parallel and layout.tp > 1,
-        accumulates=job.grad_accum > 1 and method not in _FRESH_GRADIENTS,
+        accumulates=job.grad_accum > 1 and not fresh,
         tied=decoder.lm_head.tied,
         masked=masked,
         checkpointing=job.checkpointing,

@@ -8,7 +8,7 @@ from src.memory.counts import Counts, Tensor, trained_tensors
 from src.memory.optimizers import state_bytes, temporary_bytes
 from src.memory.placement.whole import Placement
 from src.memory.size import FLOAT_BYTES, Size, fixed
-from src.memory.tape import Terms
+from src.memory.tape import Terms, merged
 from src.memory.terms import Term
 from src.spec import Method
 
@@ -31,9 +31,27 @@ class FsdpPlacement(Placement):
         """A part gathered in the dtype that computes."""
         return part.base * self.regime.parameter_bytes + part.adapters * self.regime.adapter_bytes
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes per element of a whole gradient as autograd leaves it."""
+        lora = self.regime.finetune.is_lora
+        return self.regime.adapter_bytes if lora else self.regime.gradient_bytes
+
+    @property
+    def reduce_bytes(self) -> int:
+        """Bytes per element of the reduction (`MixedPrecisionPolicy.reduce_dtype`)."""
+        return FLOAT_BYTES if self.job.fp32_reduce else self.gradient_bytes
+
+    @property
+    def casts_reduction(self) -> bool:
+        """Whether the reduced shard is cast to the stored dtype: then it is a tensor of its own."""
+        return self.reduce_bytes != self.trained_bytes
+
     def _whole_gradients(self, part: Counts) -> float:
-        base = part.base * self.regime.gradient_bytes if part.trains_base else 0
-        return base + part.adapters * self.regime.adapter_bytes
+        return part.trained * self.gradient_bytes
+
+    def _reduce_input(self, part: Counts) -> float:
+        return part.trained * self.reduce_bytes
 
     def weights(self) -> float:
         """The fullest rank's shards, at the stored dtype."""
@@ -50,12 +68,40 @@ class FsdpPlacement(Placement):
         return part.trained_shard * self.trained_bytes
 
     def waiting_gradients(self) -> Terms:
-        """Whole: accelerate switches reducing off between micro steps (`no_sync`)."""
-        return {Term.UNSHARDED_GRADIENTS: fixed(self._whole_gradients(self.counts.all))}
+        """Whole: accelerate switches reducing off between micro steps (`no_sync`).
+
+        They wait in the dtype of the reduction (`to_accumulated_grad_if_needed`).
+        """
+        return {Term.UNSHARDED_GRADIENTS: fixed(self._reduce_input(self.counts.all))}
+
+    def waiting_backward(self, index: int, norm_and_head: float) -> tuple[Terms, ...]:
+        """In the last micro step the blocks behind are reduced; in those before, nothing is.
+
+        The first one makes what later ones add to: with two in all, nothing waits whole from the
+        start but in the last.
+        """
+        blocks = self.counts.blocks
+        behind, ahead = blocks[index + 1 :], blocks[: index + 1]
+        edges = self._reduce_input(self.counts.edges)
+        last = merged(
+            {
+                Term.UNSHARDED_GRADIENTS: fixed(edges + sum(map(self._reduce_input, ahead))),
+                Term.GRADIENTS: fixed(sum(map(self.kept_gradients, behind))),
+            },
+            self.neighbour_buffers(index + 1) if behind else {},
+            self.held_reductions(index),
+        )
+        if self.job.grad_accum > 2:
+            return last, self.waiting_gradients()
+        made = blocks[max(index, 0) :] if self.regime.accumulates else behind
+        whole = sum(map(self._reduce_input, made))
+        if self.regime.accumulates:
+            whole += norm_and_head * self.gradient_bytes
+        return last, {Term.UNSHARDED_GRADIENTS: fixed(whole)}
 
     def edge_gradients(self, numel: float) -> Terms:
         """Whole until the root reduces them after everything else."""
-        return {Term.UNSHARDED_GRADIENTS: fixed(numel * self.regime.gradient_bytes)}
+        return {Term.UNSHARDED_GRADIENTS: fixed(numel * self.gradient_bytes)}
 
     def gathered_ahead(self) -> Size:
         """Root and first block, each whole and in the buffer that its all-gather filled."""
@@ -102,30 +148,63 @@ class FsdpPlacement(Placement):
 
     def neighbour_buffers(self, index: int) -> Terms:
         """A block's reduce-scatter input is held until the next one's turn comes."""
-        held = self._whole_gradients(self.counts.blocks[index])
+        held = self._reduce_input(self.counts.blocks[index])
         return {Term.COMMUNICATION_BUFFERS: fixed(held)}
+
+    def held_reductions(self, index: int) -> Terms:
+        """HSDP holds what each block's all-reduce works on to the end of the backward pass.
+
+        It is the reduce-scatter's output (`AllReduceState`, _fsdp_param_group.py), the gradient
+        itself where that is not cast.
+        """
+        if self.layout.dp == self.layout.shard or not self.casts_reduction:
+            return {}
+        behind = sum(part.trained_shard for part in self.counts.blocks[index + 1 :])
+        return {Term.COMMUNICATION_BUFFERS: fixed(behind * self.reduce_bytes)}
 
     def sync(self) -> tuple[Terms, ...]:
         """The root's whole gradients and their copy that the reduce-scatter reads; its output then.
 
         The output arrives in the dtype of the reduction and is cast to the stored one. The root's
-        weights have been freed by then.
+        weights have been freed by then. The last tensor's whole gradient is still a local name of
+        `foreach_reduce` (_fsdp_collectives.py).
         """
-        edges = self.counts.edges
-        whole = self._whole_gradients(edges)
-        reduced = edges.trained_shard * self.regime.gradient_bytes
+        edges, held = self.counts.edges, self.held_reductions(-1)
+        copied = self._reduce_input(edges)
+        waits = self.keeps_gradients_between_steps
         blocks = fixed(self.kept_gradients(self.counts.blocks_together))
-        return (
-            {
-                Term.GRADIENTS: blocks,
-                Term.UNSHARDED_GRADIENTS: fixed(whole),
-                Term.COMMUNICATION_BUFFERS: fixed(whole),
-            },
-            {
-                Term.GRADIENTS: fixed(self.kept_gradients(self.counts.all)),
-                Term.COMMUNICATION_BUFFERS: fixed(whole + reduced),
-            },
-        )
+        whole = copied if waits else self._whole_gradients(edges)
+        named = self._last_edge() * (self.reduce_bytes if waits else self.gradient_bytes)
+        before = {
+            Term.GRADIENTS: blocks,
+            Term.UNSHARDED_GRADIENTS: fixed(whole),
+            Term.COMMUNICATION_BUFFERS: fixed(copied),
+        }
+        behind = {
+            Term.GRADIENTS: fixed(self.kept_gradients(self.counts.all)),
+            Term.UNSHARDED_GRADIENTS: fixed(named),
+            Term.COMMUNICATION_BUFFERS: fixed(copied + self._root_output()),
+        }
+        return merged(before, held), merged(behind, held), *self._cast_to_wait()
+
+    def _cast_to_wait(self) -> tuple[Terms, ...]:
+        """Where a micro step before the last one casts the root's gradients, tensor by tensor."""
+        if not self.keeps_gradients_between_steps or self.reduce_bytes == self.gradient_bytes:
+            return ()
+        edges = self.counts.edges
+        being_cast = edges.largest * self.gradient_bytes if edges.trained else 0.0
+        waiting = self._reduce_input(self.counts.all) + being_cast
+        return ({Term.UNSHARDED_GRADIENTS: fixed(waiting)},)
+
+    def _last_edge(self) -> float:
+        """Elements of the last trained tensor outside the blocks."""
+        finetune, tp = self.job.finetune, self.layout.tp
+        tensors = trained_tensors(self.decoder, finetune=finetune, tp=tp)
+        return next((tensor.numel for tensor in reversed(tensors) if tensor.is_edge), 0.0)
+
+    def _root_output(self) -> float:
+        """The reduce-scatter's output, where it is not the gradient itself."""
+        return self.counts.edges.trained_shard * self.reduce_bytes * self.casts_reduction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +227,11 @@ class OffloadedFsdpPlacement(FsdpPlacement):
         """A reduced shard goes to the host at once."""
         del part
         return 0.0
+
+    def _root_output(self) -> float:
+        """The reduce-scatter's output, and its cast on the way to the host."""
+        bytes_ = self.reduce_bytes + self.trained_bytes * self.casts_reduction
+        return self.counts.edges.trained_shard * bytes_
 
     def step(self) -> Terms:
         """Nothing on the GPU."""

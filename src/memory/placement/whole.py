@@ -91,6 +91,23 @@ class Placement:
         """Gradients of earlier micro steps, where they accumulate."""
         return {Term.GRADIENTS: fixed(self.kept_gradients(self.counts.all))}
 
+    def waiting_backward(self, index: int, norm_and_head: float) -> tuple[Terms, ...]:
+        """The same when the backward pass reaches block `index` (-1: the embeddings).
+
+        Alternatives: what waits can differ from micro step to micro step.
+
+        Args:
+            index: the block.
+            norm_and_head: trained elements of the final norm and of a head of its own.
+        """
+        del index, norm_and_head
+        return (self.waiting_gradients(),)
+
+    def held_reductions(self, index: int) -> Terms:
+        """What reducing the gradients of the blocks behind block `index` leaves behind."""
+        del index
+        return {}
+
     def edge_gradients(self, numel: float) -> Terms:
         """Gradients of head and final norm (`numel` trained elements) while blocks run backward."""
         return {Term.GRADIENTS: fixed(numel * self.trained_bytes)}
