@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from src.architecture import supported_model_types
 from src.config.request import Question
-from src.errors import UserError
+from src.errors import NotCoveredError, UserError
 from src.memory import llmem_step
 from src.plan import compare
 from src.plan.result import MethodReport, Report
@@ -77,11 +77,19 @@ def answering(
     """
     request = question.request
     is_known = request.job.model.model_type in supported_model_types()
+    reason = f"the formula does not know {request.job.model.model_type}"
     if request.estimator is EstimatorKind.FORMULA or (
         request.estimator is EstimatorKind.AUTO and is_known
     ):
-        yield Answer(report=_with_warnings(compare(request), question.warnings))
-        return
+        try:
+            report = compare(request)
+        except NotCoveredError as error:
+            if request.estimator is not EstimatorKind.AUTO:
+                raise
+            reason = str(error)
+        else:
+            yield Answer(report=_with_warnings(report, question.warnings))
+            return
     if request.estimator is EstimatorKind.LLMEM:
         report = compare(request, llmem_step, kind=EstimatorKind.LLMEM)
         yield Answer(report=_with_warnings(report, question.warnings))
@@ -89,7 +97,7 @@ def answering(
     from src.measure.client import DryRun
 
     with DryRun(time_limit_s=question.dry_run_limit_s, watch=watch) as dry_run:
-        report = _by_dry_run(request, dry_run)
+        report = _by_dry_run(request, dry_run, reason)
         yield Answer(report=_with_warnings(report, question.warnings), dry_run=dry_run)
 
 
@@ -97,7 +105,8 @@ def _with_warnings(report: Report, warnings: tuple[str, ...]) -> Report:
     return replace(report, warnings=(*warnings, *report.warnings))
 
 
-def _by_dry_run(request: Request, dry_run: DryRun) -> Report:
+def _by_dry_run(request: Request, dry_run: DryRun, reason: str) -> Report:
+    """The dry run's report; `reason` says why `auto` came to it."""
     try:
         report = compare(
             request,
@@ -112,6 +121,5 @@ def _by_dry_run(request: Request, dry_run: DryRun) -> Report:
     num_runs = dry_run.num_runs
     warnings = [f"{num_runs} dry run{'s were' if num_runs > 1 else ' was'} made"]
     if request.estimator is EstimatorKind.AUTO:
-        model_type = request.job.model.model_type
-        warnings.insert(0, f"the formula does not know {model_type}: the dry run answers")
+        warnings.insert(0, f"{reason}: the dry run answers")
     return _with_warnings(report, tuple(warnings))
