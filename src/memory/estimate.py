@@ -41,6 +41,20 @@ class Estimate:
     notes: tuple[str, ...] = ()
 
 
+SIDE_STREAMS = (Term.GATHERED_WEIGHTS, Term.COMMUNICATION_BUFFERS)
+"""Terms that all-gather's and reduce-scatter's streams allocate."""
+
+
+def pooled_bytes(ledger: Ledger) -> int:
+    """The largest bytes of each stream's pool within the step, added up."""
+    step = [cells for instant, cells in ledger.items() if instant is not Instant.LOAD]
+    sides = sum(max(cells.get(term, 0) for cells in step) for term in SIDE_STREAMS)
+    rest = max(
+        sum(size for term, size in cells.items() if term not in SIDE_STREAMS) for cells in step
+    )
+    return sides + rest
+
+
 def ledger_of(step: Step) -> dict[Instant, dict[Term, int]]:
     """Instants x terms in whole bytes; only terms that are not 0.
 
@@ -99,13 +113,14 @@ def estimate_step(step: Step) -> Estimate:
     shape = Shape.of(step.micro_batch, step.job.seq_len)
     totals = {instant: sum(cells.values()) for instant, cells in ledger.items()}
     peak_instant = max(totals, key=lambda instant: totals[instant])
-    levels = level_model(step.method, step.layout, step.gpu)
+    levels = level_model(step.layout, step.gpu)
+    pooled = pooled_bytes(ledger)
     loss = ledger[Instant.LOSS_BACKWARD]
     stranded = loss.get(Term.LOSS_TEMPORARIES, 0) // LOSS_BLOCKS
     return Estimate(
-        peak_bytes=levels.estimate(totals[peak_instant]),
+        peak_bytes=levels.estimate(totals[peak_instant], pooled=pooled),
         upper_bytes=levels.upper(
-            totals[peak_instant], fragmented=totals[Instant.LOSS_BACKWARD] + stranded
+            totals[peak_instant], pooled=pooled, fragmented=totals[Instant.LOSS_BACKWARD] + stranded
         ),
         peak_instant=peak_instant,
         ledger=ledger,

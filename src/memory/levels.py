@@ -1,10 +1,10 @@
 """From `allocated` to `reserved` and `device`, and the upper bound of each.
 
-FIRST MODELS. Every constant below is a plain figure that no fit to runs has replaced yet; reports
-carry a wide upper bound because of them. They come from 158 published A100-80 runs that state both
-`max_memory_allocated` and nvidia-smi's peak (fms-acceleration's benchmark files): nvidia-smi over
-allocated has a median of 1.16 on one GPU and 1.29 with FSDP, tending to 1.02 where the card is
-full, because the allocator gives its cache back before it fails.
+FIRST MODELS: no fit to measured runs has replaced these figures yet; reports carry a wide upper
+bound because of them. `reserved`: a stream's blocks lie in a pool of its own, and a pool keeps what
+it once needed; so the pools of compute, all-gather and reduce-scatter are each taken at their
+largest, and some slack for blocks that do not fit the holes. Replays through the simulated
+allocator give that slack.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from src.memory.outside import outside_bytes
-from src.spec import Gpu, Layout, Method
+from src.spec import Gpu, Layout
 from src.units import Levels
 
-SLACK_ONE_STREAM = 0.13
-"""Share of allocated that the allocator holds beyond it, where it need not give anything back."""
-
-SLACK_SEVERAL_STREAMS = 0.25
-"""The same where all-gather and reduce-scatter run on streams, and so pools, of their own."""
+SLACK = 0.14
+"""Share of the pools' bytes that the allocator holds beyond them, where it need not give anything
+back: the median over replays of the matrix of docs/accuracy.md."""
 
 SLACK_AT_CAPACITY = 0.015
 """What fragmentation still costs once the cache has been given back."""
@@ -37,34 +35,38 @@ UPPER_OUTSIDE = 0.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LevelModel:
-    """The first models for one GPU model and method.
+    """The first models for one GPU model and layout.
 
     Attributes:
         capacity: usable bytes of the GPU.
         outside: bytes that the process holds outside the allocator: CUDA context and NCCL.
-        slack: `SLACK_ONE_STREAM` or `SLACK_SEVERAL_STREAMS`.
     """
 
     capacity: int
     outside: int
-    slack: float
 
-    def estimate(self, allocated: int) -> Levels:
-        """All levels for an allocated peak in bytes."""
+    def estimate(self, allocated: int, *, pooled: int | None = None) -> Levels:
+        """All levels for an allocated peak in bytes.
+
+        Args:
+            allocated: the peak.
+            pooled: the largest bytes of each stream's pool, added up; None: one stream's, the peak.
+        """
         least = allocated * (1 + SLACK_AT_CAPACITY)
-        freely = allocated * (1 + self.slack)
+        freely = (pooled or allocated) * (1 + SLACK)
         reserved = round(min(freely, max(least, self.capacity - self.outside)))
         return Levels(allocated=allocated, reserved=reserved, device=reserved + self.outside)
 
-    def upper(self, allocated: int, *, fragmented: int = 0) -> Levels:
+    def upper(self, allocated: int, *, pooled: int | None = None, fragmented: int = 0) -> Levels:
         """The upper bound of all levels; never below the estimate.
 
         Args:
             allocated: the estimated peak in bytes.
+            pooled: as in `estimate`.
             fragmented: allocated bytes and stranded blocks of another moment, where they are more.
         """
-        estimate = self.estimate(allocated)
-        freely = allocated * (1 + self.slack)
+        estimate = self.estimate(allocated, pooled=pooled)
+        freely = (pooled or allocated) * (1 + SLACK)
         bound = upper_levels(estimate, freely=freely, outside=self.outside, capacity=self.capacity)
         stranded = round(fragmented * (1 + UPPER_ALLOCATED))
         return Levels(
@@ -111,11 +113,6 @@ def upper_room(*, outside: int, capacity: int) -> float:
     return (capacity - outside) / (1 + UPPER_SLACK_AT_CAPACITY)
 
 
-def level_model(method: Method, layout: Layout, gpu: Gpu) -> LevelModel:
-    """The first models for a method and layout on a GPU model."""
-    several_streams = method.is_fsdp or method.is_zero
-    return LevelModel(
-        capacity=gpu.usable_bytes,
-        outside=outside_bytes(gpu, layout),
-        slack=SLACK_SEVERAL_STREAMS if several_streams else SLACK_ONE_STREAM,
-    )
+def level_model(layout: Layout, gpu: Gpu) -> LevelModel:
+    """The first models for a layout on a GPU model."""
+    return LevelModel(capacity=gpu.usable_bytes, outside=outside_bytes(gpu, layout))

@@ -211,7 +211,7 @@ def base_bytes(step: Step) -> int:
     are in LLMem's figures (it adds NVML's used less nvidia-smi's); here they are outside both the
     level `device` and the usable capacity.
     """
-    return level_model(step.method, step.layout, step.gpu).outside
+    return level_model(step.layout, step.gpu).outside
 
 
 def _terms(step: Step) -> dict[LlmemTerm, int]:

@@ -6,19 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from src.memory import LevelModel, level_model
+from src.memory import Instant, LevelModel, Term, estimate_step
+from src.memory.estimate import pooled_bytes
 from src.memory.levels import (
     SLACK_AT_CAPACITY,
     upper_levels,
     upper_outside,
     upper_room,
 )
-from src.spec import Layout, Method
+from src.spec import Job, Method
 from src.units import GIB, Levels
-from tests.jobs import gpu, layout_of
+from tests.jobs import step_of, zoo_model
 
 CAPACITY = 80 * GIB
-MODEL = LevelModel(capacity=CAPACITY, outside=GIB, slack=0.25)
+MODEL = LevelModel(capacity=CAPACITY, outside=GIB)
 BYTES = st.integers(0, 200 * GIB)
 
 
@@ -68,13 +69,40 @@ def test_the_room_is_where_the_upper_bound_meets_the_card(
 
 
 def test_an_empty_card_keeps_its_slack() -> None:
-    levels = MODEL.estimate(8 * GIB)
-    assert levels.reserved == 10 * GIB
-    assert levels.device == 11 * GIB
+    levels = MODEL.estimate(10 * GIB)
+    assert levels.reserved == round(11.4 * GIB)
+    assert levels.device == round(12.4 * GIB)
+
+
+def test_pools_keep_what_they_once_needed() -> None:
+    levels = MODEL.estimate(10 * GIB, pooled=12 * GIB)
+    assert levels.allocated == 10 * GIB
+    assert levels.reserved == round(12 * 1.14 * GIB)
+    assert MODEL.upper(10 * GIB, pooled=12 * GIB).reserved > levels.reserved
+
+
+def test_each_streams_pool_is_taken_at_its_largest() -> None:
+    ledger = {
+        Instant.LOAD: {Term.WEIGHTS: 1000},
+        Instant.FORWARD_END: {Term.WEIGHTS: 100, Term.GATHERED_WEIGHTS: 40, Term.LOGITS: 60},
+        Instant.LAST_BLOCK_BACKWARD: {
+            Term.WEIGHTS: 100,
+            Term.GATHERED_WEIGHTS: 30,
+            Term.COMMUNICATION_BUFFERS: 20,
+        },
+    }
+    assert pooled_bytes(ledger) == 160 + 40 + 20
 
 
 @pytest.mark.parametrize("method", Method)
-def test_sharding_runs_on_streams_and_pools_of_its_own(method: Method) -> None:
-    model = level_model(method, layout_of(method, 4), gpu())
-    lone = level_model(Method.SINGLE, Layout(), gpu())
-    assert (model.slack > lone.slack) == (method.is_zero or method.is_fsdp)
+def test_pools_are_the_peak_where_there_is_one_stream(method: Method) -> None:
+    step = step_of(
+        Job(model=zoo_model("opt-350m")), method, gpus=1 if method is Method.SINGLE else 4
+    )
+    estimate = estimate_step(step)
+    pooled = pooled_bytes(estimate.ledger)
+    assert pooled >= estimate.peak_bytes.allocated - 2
+    if method is Method.SINGLE:
+        assert pooled == pytest.approx(estimate.peak_bytes.allocated, abs=2)
+    if method.is_fsdp:
+        assert pooled > 1.01 * estimate.peak_bytes.allocated

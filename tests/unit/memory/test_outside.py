@@ -45,4 +45,4 @@ def test_the_first_communicator_brings_the_kernels(
 def test_formula_and_dry_run_add_the_same(method: Method, sku: str) -> None:
     layout, card = layout_of(method, 1 if method is Method.SINGLE else 4), gpu(sku)
     replayed = reserve([], gpu=card, layout=layout, measured_step=2)
-    assert replayed.outside_bytes == level_model(method, layout, card).outside
+    assert replayed.outside_bytes == level_model(layout, card).outside
