@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from src.architecture import describe
 from src.memory.coverage import require_covered
 from src.memory.kernels import Kernel
 from src.memory.parts import Parts, loss_bytes, parts_of
-from src.memory.size import FLOAT_BYTES, Size, fixed, per_score, per_token, total, undominated
+from src.memory.size import (
+    FLOAT_BYTES,
+    ZERO,
+    Shape,
+    Size,
+    fixed,
+    per_score,
+    per_token,
+    total,
+    undominated,
+)
 from src.memory.tape import Terms, merged
 from src.memory.terms import Instant, Term
 from src.spec import Gpu, Job, Layout, Method, uneven_sequence
+
+SIDE_STREAMS = (Term.GATHERED_WEIGHTS, Term.COMMUNICATION_BUFFERS)
+"""Terms that all-gather's and reduce-scatter's streams allocate."""
 
 
 class Column(NamedTuple):
@@ -64,11 +77,51 @@ def _canonical(job: Job) -> Job:
     return job if job.seq_len == shortest else replace(job, seq_len=shortest)
 
 
+class Pools(NamedTuple):
+    """What the allocator's pools need: a pool keeps what its stream once needed.
+
+    Attributes:
+        sides: all-gather's and reduce-scatter's pools, each at its largest.
+        rest: candidates for the largest need of the stream that computes.
+    """
+
+    sides: Size
+    rest: tuple[Size, ...]
+
+    def at(self, shape: Shape) -> Any:
+        """Bytes of all pools at a shape."""
+        return self.sides.at(shape) + max(size.at(shape) for size in self.rest)
+
+
 class _Answer(NamedTuple):
     """Everything that does not depend on the shape."""
 
     columns: tuple[Column, ...]
     host: Size
+    pools: Pools
+
+
+def pools(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Pools:
+    """The pools of the step; raises as `columns`."""
+    require_covered(job, method)
+    return _answer(_canonical(job), method, layout, gpu).pools
+
+
+def _pools(found: list[Column]) -> Pools:
+    step = [column for column in found if column.instant is not Instant.LOAD]
+    sides = [
+        Size(*map(max, zip(*(column.terms.get(term, ZERO) for column in step), strict=True)))
+        for term in SIDE_STREAMS
+    ]
+    rest = [
+        Column(
+            column.instant,
+            {},
+            total(size for term, size in column.terms.items() if term not in SIDE_STREAMS),
+        )
+        for column in step
+    ]
+    return Pools(sides=total(sides), rest=tuple(column.size for column in undominated(rest)))
 
 
 @lru_cache(maxsize=4096)
@@ -87,7 +140,7 @@ def _answer(job: Job, method: Method, layout: Layout, gpu: Gpu) -> _Answer:
         undominated(column for column in found if column.instant is instant) for instant in Instant
     ]
     kept = tuple(column for found in by_instant for column in found)
-    return _Answer(columns=kept, host=parts.placement.host())
+    return _Answer(columns=kept, host=parts.placement.host(), pools=_pools(found))
 
 
 def _column(instant: Instant, *terms: Terms) -> Column:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from src.memory.columns import Column, columns, host_size
+from src.memory.columns import Column, columns, host_size, pools
 from src.memory.levels import level_model
 from src.memory.size import Shape
 from src.memory.terms import Instant, Term
@@ -39,20 +39,6 @@ class Estimate:
     ledger: Ledger
     host_bytes: int = 0
     notes: tuple[str, ...] = ()
-
-
-SIDE_STREAMS = (Term.GATHERED_WEIGHTS, Term.COMMUNICATION_BUFFERS)
-"""Terms that all-gather's and reduce-scatter's streams allocate."""
-
-
-def pooled_bytes(ledger: Ledger) -> int:
-    """The largest bytes of each stream's pool within the step, added up."""
-    step = [cells for instant, cells in ledger.items() if instant is not Instant.LOAD]
-    sides = sum(max(cells.get(term, 0) for cells in step) for term in SIDE_STREAMS)
-    rest = max(
-        sum(size for term, size in cells.items() if term not in SIDE_STREAMS) for cells in step
-    )
-    return sides + rest
 
 
 def ledger_of(step: Step) -> dict[Instant, dict[Term, int]]:
@@ -114,7 +100,7 @@ def estimate_step(step: Step) -> Estimate:
     totals = {instant: sum(cells.values()) for instant, cells in ledger.items()}
     peak_instant = max(totals, key=lambda instant: totals[instant])
     levels = level_model(step.layout, step.gpu)
-    pooled = pooled_bytes(ledger)
+    pooled = round(pools(step.job, step.method, step.layout, step.gpu).at(shape))
     loss = ledger[Instant.LOSS_BACKWARD]
     stranded = loss.get(Term.LOSS_TEMPORARIES, 0) // LOSS_BLOCKS
     return Estimate(

@@ -15,7 +15,7 @@ from src.memory.outside import outside_bytes
 from src.spec import Gpu, Layout
 from src.units import Levels
 
-SLACK = 0.14
+SLACK = 0.12
 """Share of the pools' bytes that the allocator holds beyond them, where it need not give anything
 back: the median over replays of the matrix of docs/accuracy.md."""
 
