@@ -23,7 +23,7 @@ from src.memory.size import (
 )
 from src.memory.tape import Terms, merged
 from src.memory.terms import Instant, Term
-from src.spec import Gpu, Job, Layout, Method, uneven_sequence
+from src.spec import Gpu, Job, Layout, Method
 
 SIDE_STREAMS = (Term.GATHERED_WEIGHTS, Term.COMMUNICATION_BUFFERS)
 """Terms that all-gather's and reduce-scatter's streams allocate."""
@@ -38,34 +38,22 @@ class Column(NamedTuple):
 
 
 def columns(job: Job, method: Method, layout: Layout, gpu: Gpu) -> tuple[Column, ...]:
-    """Every column that is an instant's largest at some shape, in the order of instants.
+    """Every column that is an instant's largest at some shape; raises as `answer`."""
+    return answer(job, method, layout, gpu).columns
+
+
+def answer(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Answer:
+    """All that the formula says of a job under a method.
 
     Sizes are functions of the sequence length; `job.seq_len` only decides whether it passes a
     sliding window, where attention is given a mask.
 
     Raises:
         NotCoveredError: the formula lacks a term that the job needs.
-        UserError: the config, the attention implementation or the sequence is impossible.
+        UserError: the config or the attention implementation is impossible.
     """
-    _require_possible(job, method, layout)
-    return _answer(_canonical(job), method, layout, gpu).columns
-
-
-def host_size(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Size:
-    """Bytes in host memory that one GPU's process needs for what is offloaded.
-
-    Raises:
-        NotCoveredError, UserError: as `columns`.
-    """
-    _require_possible(job, method, layout)
-    return _answer(_canonical(job), method, layout, gpu).host
-
-
-def _require_possible(job: Job, method: Method, layout: Layout) -> None:
     require_covered(job, method)
-    uneven = uneven_sequence(job, layout)
-    if uneven is not None:
-        raise uneven
+    return _answer(_canonical(job), method, layout, gpu)
 
 
 def _canonical(job: Job) -> Job:
@@ -93,18 +81,18 @@ class Pools(NamedTuple):
         return self.sides.at(shape) + max(size.at(shape) for size in self.rest)
 
 
-class _Answer(NamedTuple):
-    """Everything that does not depend on the shape."""
+class Answer(NamedTuple):
+    """Everything that does not depend on the shape.
+
+    Attributes:
+        columns: every column that is an instant's largest at some shape, in the order of instants.
+        host: bytes in host memory that one GPU's process needs for what is offloaded.
+        pools: what the allocator's pools need.
+    """
 
     columns: tuple[Column, ...]
     host: Size
     pools: Pools
-
-
-def pools(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Pools:
-    """The pools of the step; raises as `columns`."""
-    require_covered(job, method)
-    return _answer(_canonical(job), method, layout, gpu).pools
 
 
 def _pools(found: list[Column]) -> Pools:
@@ -125,7 +113,7 @@ def _pools(found: list[Column]) -> Pools:
 
 
 @lru_cache(maxsize=4096)
-def _answer(job: Job, method: Method, layout: Layout, gpu: Gpu) -> _Answer:
+def _answer(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Answer:
     parts = parts_of(job, method, layout, gpu)
     found = [
         *_load(parts),
@@ -140,7 +128,7 @@ def _answer(job: Job, method: Method, layout: Layout, gpu: Gpu) -> _Answer:
         undominated(column for column in found if column.instant is instant) for instant in Instant
     ]
     kept = tuple(column for found in by_instant for column in found)
-    return _Answer(columns=kept, host=parts.placement.host(), pools=_pools(found))
+    return Answer(columns=kept, host=parts.placement.host(), pools=_pools(found))
 
 
 def _column(instant: Instant, *terms: Terms) -> Column:

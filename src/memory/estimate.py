@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from src.memory.columns import Column, columns, host_size, pools
+from src.memory.columns import Column, answer, columns
 from src.memory.levels import level_model
 from src.memory.size import Shape
 from src.memory.terms import Instant, Term
@@ -51,8 +51,12 @@ def ledger_of(step: Step) -> dict[Instant, dict[Term, int]]:
         UserError: the config or the attention implementation is impossible.
     """
     shape = Shape.of(step.micro_batch, step.job.seq_len)
+    return _ledger(columns(step.job, step.method, step.layout, step.gpu), shape)
+
+
+def _ledger(found: Iterable[Column], shape: Shape) -> dict[Instant, dict[Term, int]]:
     largest: dict[Instant, tuple[float, Column]] = {}
-    for column in columns(step.job, step.method, step.layout, step.gpu):
+    for column in found:
         size = column.size.at(shape)
         if column.instant not in largest or largest[column.instant][0] < size:
             largest[column.instant] = (size, column)
@@ -95,12 +99,13 @@ def estimate_step(step: Step) -> Estimate:
     Raises:
         UserError: the config or the attention implementation is impossible.
     """
-    ledger = ledger_of(step)
+    found = answer(step.job, step.method, step.layout, step.gpu)
     shape = Shape.of(step.micro_batch, step.job.seq_len)
+    ledger = _ledger(found.columns, shape)
     totals = {instant: sum(cells.values()) for instant, cells in ledger.items()}
     peak_instant = max(totals, key=lambda instant: totals[instant])
     levels = level_model(step.layout, step.gpu)
-    pooled = round(pools(step.job, step.method, step.layout, step.gpu).at(shape))
+    pooled = round(found.pools.at(shape))
     loss = ledger[Instant.LOSS_BACKWARD]
     stranded = loss.get(Term.LOSS_TEMPORARIES, 0) // LOSS_BLOCKS
     return Estimate(
@@ -110,5 +115,5 @@ def estimate_step(step: Step) -> Estimate:
         ),
         peak_instant=peak_instant,
         ledger=ledger,
-        host_bytes=round(host_size(step.job, step.method, step.layout, step.gpu).at(shape)),
+        host_bytes=round(found.host.at(shape)),
     )

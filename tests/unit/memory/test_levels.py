@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from src.memory import LevelModel, estimate_step
-from src.memory.columns import pools
+from src.memory.columns import answer
 from src.memory.levels import (
     SLACK_AT_CAPACITY,
     upper_levels,
@@ -89,7 +89,7 @@ def test_pools_are_the_peak_where_there_is_one_stream(method: Method) -> None:
         Job(model=zoo_model("opt-350m")), method, gpus=1 if method is Method.SINGLE else 4
     )
     peak = estimate_step(step).peak_bytes.allocated
-    found = pools(step.job, method, step.layout, step.gpu)
+    found = answer(step.job, method, step.layout, step.gpu).pools
     pooled = found.at(Shape.of(step.micro_batch, step.job.seq_len))
     assert pooled >= peak - 2
     if method is Method.SINGLE:
@@ -103,7 +103,7 @@ def test_fsdp_gathers_most_before_its_first_block() -> None:
     """Root and first block, each whole and in its buffer; the reduce-scatter's largest input."""
     step = step_of(Job(model=zoo_model("opt-1.3b")), Method.FSDP, gpus=4)
     parts = parts_of(step.job, step.method, step.layout, step.gpu)
-    found = pools(step.job, step.method, step.layout, step.gpu)
+    found = answer(step.job, step.method, step.layout, step.gpu).pools
     edges, block = parts.counts.edges.base, parts.counts.blocks[0].base
     reduced = edges + parts.counts.edges.base_shard
     assert found.sides.fixed == pytest.approx(2 * (2 * (edges + block) + reduced))
