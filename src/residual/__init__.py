@@ -1,0 +1,1 @@
+"""What the formula misses, learned from measured rows: a correction, and an upper bound to it."""
