@@ -11,7 +11,7 @@ from src.spec import Cluster, Job, Method, Request, Step
 from src.units import GIB, Levels
 from tests.jobs import gpu, zoo_model
 
-REQUEST_KEYS = ("methods", "tp", "micro_batch", "estimator", "policy", "lengths")
+REQUEST_KEYS = ("methods", "tp", "micro_batch", "estimator", "policy", "lengths", "solve")
 
 
 def request_of(

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from src.architecture import supported_model_types
+from src.config.gpu import every_gpu
 from src.config.request import Question
 from src.errors import NotCoveredError, UserError
-from src.memory import llmem_step
+from src.memory import estimate_step, llmem_step
 from src.plan import compare
 from src.plan.result import MethodReport, Report
-from src.spec import EstimatorKind, Request, Step
+from src.plan.search import Estimator
+from src.plan.solve import compare_solved
+from src.spec import EstimatorKind, Request, Step, Unknown
 
 if TYPE_CHECKING:
     from src.measure.client import DryRun
@@ -82,7 +85,7 @@ def answering(
         request.estimator is EstimatorKind.AUTO and is_known
     ):
         try:
-            report = compare(request)
+            report = _compare(request, estimate_step, EstimatorKind.FORMULA)
         except NotCoveredError as error:
             if request.estimator is not EstimatorKind.AUTO:
                 raise
@@ -91,14 +94,25 @@ def answering(
             yield Answer(report=_with_warnings(report, question.warnings))
             return
     if request.estimator is EstimatorKind.LLMEM:
-        report = compare(request, llmem_step, kind=EstimatorKind.LLMEM)
+        report = _compare(request, llmem_step, EstimatorKind.LLMEM)
         yield Answer(report=_with_warnings(report, question.warnings))
         return
+    if request.solve is not None:
+        allowed = f"only with estimator=formula or llmem: {reason}"
+        raise UserError(key="solve", value=request.solve, allowed=allowed)
     from src.measure.client import DryRun
 
     with DryRun(time_limit_s=question.dry_run_limit_s, watch=watch) as dry_run:
         report = _by_dry_run(request, dry_run, reason)
         yield Answer(report=_with_warnings(report, question.warnings), dry_run=dry_run)
+
+
+def _compare(request: Request, estimator: Estimator, kind: EstimatorKind) -> Report:
+    """The report; with a field left open, at the value that was found for it."""
+    if request.solve is None:
+        return compare(request, estimator, kind=kind)
+    gpus = every_gpu() if request.solve is Unknown.GPU else [request.cluster.gpu]
+    return compare_solved(request, estimator, gpus, kind=kind)
 
 
 def _with_warnings(report: Report, warnings: tuple[str, ...]) -> Report:

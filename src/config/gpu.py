@@ -27,6 +27,11 @@ def load_gpu(sku: str) -> Gpu:
     return build_gpu(zoo.load("gpu", sku))
 
 
+def every_gpu() -> list[Gpu]:
+    """Every GPU of conf/gpu."""
+    return [load_gpu(sku) for sku in zoo.index("gpu")]
+
+
 def resolve_gpu(written: str) -> tuple[Gpu, tuple[str, ...]]:
     """The GPU that is called `written`, and what the reader has to know about the choice.
 

@@ -19,6 +19,7 @@ from src.spec import (
     Precision,
     Quantization,
     Runtime,
+    Unknown,
     Upcast,
 )
 
@@ -96,6 +97,11 @@ KEYS: dict[str, Key] = {
     "runtime": Key(
         allowed=f"{_choices(Runtime)} | null",
         meaning="null: the estimator's; gemini: LLMem's",
+        kind=ValueKind.OPTIONAL_TEXT,
+    ),
+    "solve": Key(
+        allowed=f"{_choices(Unknown)} | null",
+        meaning="left open: the largest that fits, the fewest GPUs, every GPU that does",
         kind=ValueKind.OPTIONAL_TEXT,
     ),
     "policy": _choice(Policy, "what is recommended; llmem: by LLMem's own rule"),

@@ -37,6 +37,7 @@ from src.spec import (
     Quantization,
     Request,
     Runtime,
+    Unknown,
     Upcast,
     ZeroBuffers,
     parse_choice,
@@ -158,6 +159,7 @@ def to_request(cfg: DictConfig) -> Question:
         lengths=lengths,
         estimator=_estimator(keys),
         policy=parse_choice(Policy, keys["policy"], key="policy"),
+        solve=None if keys["solve"] is None else parse_choice(Unknown, keys["solve"], key="solve"),
     )
     limit = keys["dryrun"]["time_limit_s"]
     require_positive("dryrun.time_limit_s", limit)

@@ -77,6 +77,7 @@ class EstimateConfig:
     estimator: str = MISSING
     runtime: str | None = None
     policy: str = MISSING
+    solve: str | None = None
     dryrun: DryRunConfig = field(default_factory=DryRunConfig)
     zero: ZeroConfig = field(default_factory=ZeroConfig)
     trust_remote_code: bool = False

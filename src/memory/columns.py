@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from src.architecture import describe
 from src.memory.coverage import require_covered
-from src.memory.kernels import Kernel
+from src.memory.kernels import Kernel, choose_kernel
 from src.memory.parts import Parts, loss_bytes, parts_of
 from src.memory.size import (
     FLOAT_BYTES,
@@ -23,7 +23,7 @@ from src.memory.size import (
 )
 from src.memory.tape import Terms, merged
 from src.memory.terms import Instant, Term
-from src.spec import Gpu, Job, Layout, Method
+from src.spec import Attention, Gpu, Interconnect, Job, Layout, Method
 
 SIDE_STREAMS = (Term.GATHERED_WEIGHTS, Term.COMMUNICATION_BUFFERS)
 """Terms that all-gather's and reduce-scatter's streams allocate."""
@@ -53,7 +53,9 @@ def answer(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Answer:
         UserError: the config or the attention implementation is impossible.
     """
     require_covered(job, method)
-    return _answer(_canonical(job), method, layout, gpu)
+    if job.attention is Attention.FLASH:
+        choose_kernel(describe(job.model), job, gpu)
+    return _answer(_canonical(job), method, layout, _alike(gpu.compute_capability))
 
 
 def _canonical(job: Job) -> Job:
@@ -110,6 +112,27 @@ def _pools(found: list[Column]) -> Pools:
         for column in step
     ]
     return Pools(sides=total(sides), rest=tuple(column.size for column in undominated(rest)))
+
+
+@lru_cache(maxsize=16)
+def _alike(compute_capability: tuple[int, int]) -> Gpu:
+    """A GPU for all of one compute capability: nothing else of it moves a column."""
+    return Gpu(
+        sku="any",
+        name="any",
+        compute_capability=compute_capability,
+        usable_gib=0.0,
+        context_mib=None,
+        memory_bandwidth_gbps=0.0,
+        bf16_tflops=None,
+        fp16_tflops=0.0,
+        tf32_tflops=None,
+        fp32_tflops=0.0,
+        interconnect=Interconnect.PCIE,
+        link_gbps=0.0,
+        gpus_per_node=1,
+        sm_count=0,
+    )
 
 
 @lru_cache(maxsize=4096)

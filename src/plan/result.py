@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from src.spec import EstimatorKind, Gpu, Layout, Method, Request, Verdict
+from src.spec import EstimatorKind, Gpu, Layout, Method, Request, Unknown, Verdict
 from src.units import Levels
 
 SCHEMA_VERSION = 1
@@ -91,6 +91,49 @@ class Calibration:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Solution:
+    """One value with which the job fits.
+
+    Attributes:
+        gpu: short name of the GPU model.
+        num_gpus: GPUs of the job.
+        method: how it is spread.
+        layout: the method's degrees.
+        value: the value of the open field: the largest that fits, or the smallest; None where none
+            does.
+        upper_bytes: upper bound at the level device, with that value.
+        is_limit: whether the search stopped at its own limit and not at the card's.
+    """
+
+    gpu: str
+    num_gpus: int
+    method: Method
+    layout: Layout
+    value: int | None
+    upper_bytes: int | None
+    is_limit: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Solved:
+    """The answer to `solve=KEY`.
+
+    Attributes:
+        key: the open field.
+        solutions: one per method and layout, or per GPU model; the best first.
+    """
+
+    key: Unknown
+    solutions: tuple[Solution, ...]
+
+    @property
+    def best(self) -> Solution | None:
+        """The first; None where nothing fits at any value."""
+        first = self.solutions[0] if self.solutions else None
+        return None if first is None or first.value is None else first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
     """The whole answer.
 
@@ -102,6 +145,7 @@ class Report:
         methods: one entry per method and layout, the recommended first, then by throughput.
         recommended: the method to run; None where nothing fits.
         calibration: the correction applied; None for the formula alone.
+        solved: the open field's values; None where none was left open.
         warnings: what the reader has to know about the whole answer; what would have to change
             when nothing fits.
     """
@@ -113,4 +157,5 @@ class Report:
     methods: tuple[MethodReport, ...]
     recommended: Recommendation | None
     calibration: Calibration | None
+    solved: Solved | None = None
     warnings: tuple[str, ...] = ()

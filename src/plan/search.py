@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -58,26 +58,34 @@ def verdict(estimate: Answer, gpu: Gpu) -> Verdict:
     return Verdict.OOM
 
 
-def largest_micro_batch(step: Step, estimator: Estimator) -> int:
-    """The largest micro batch whose verdict is `fits`, by doubling and bisection; 0 if none is.
+def largest_that_fits(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest of 1 to `limit` that fits, by doubling and bisection; 0 if none does.
 
-    Peaks never fall as the micro batch grows, which is what bisection needs.
+    What fits has to go on fitting for every smaller value.
+    """
+    if not fits(1):
+        return 0
+    low = 1
+    while low < limit and fits(min(2 * low, limit)):
+        low = min(2 * low, limit)
+    high = min(2 * low, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def largest_micro_batch(step: Step, estimator: Estimator) -> int:
+    """The largest micro batch whose verdict is `fits`; 0 if none is.
+
+    Peaks never fall as the micro batch grows, which is what the search needs.
     """
 
     def fits(micro_batch: int) -> bool:
         trial = with_micro_batch(step, micro_batch)
         return verdict(estimator(trial), step.gpu) is Verdict.FITS
 
-    if not fits(1):
-        return 0
-    low = 1
-    while low < LARGEST_MICRO_BATCH and fits(2 * low):
-        low *= 2
-    high = 2 * low
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return largest_that_fits(fits, LARGEST_MICRO_BATCH)
 
 
 def with_micro_batch(step: Step, micro_batch: int) -> Step:

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from src.plan.result import SCHEMA_VERSION, MethodReport, Report
+from src.plan.result import SCHEMA_VERSION, MethodReport, Report, Solved
 from src.spec import FINETUNE_OPTIONS, Finetune, Layout, Lengths, Request
 
 
@@ -34,8 +34,28 @@ def report_dict(report: Report) -> dict[str, Any]:
             "micro_batch": recommended.micro_batch,
             "reason": recommended.reason,
         },
+        "solved": None if report.solved is None else _solved_dict(report.solved),
         "calibration": None if report.calibration is None else asdict(report.calibration),
         "warnings": list(report.warnings),
+    }
+
+
+def _solved_dict(solved: Solved) -> dict[str, Any]:
+    """The open field and what was found, the best first; a null value: nothing fits."""
+    return {
+        "key": solved.key.value,
+        "solutions": [
+            {
+                "gpu": found.gpu,
+                "gpus": found.num_gpus,
+                "method": found.method.value,
+                "layout": _layout_dict(found.layout),
+                "value": found.value,
+                "upper_bytes": found.upper_bytes,
+                "is_limit": found.is_limit,
+            }
+            for found in solved.solutions
+        ],
     }
 
 
@@ -68,6 +88,7 @@ def request_dict(request: Request) -> dict[str, Any]:
         "estimator": request.estimator.value,
         "runtime": request.runtime.value,
         "policy": request.policy.value,
+        "solve": None if request.solve is None else request.solve.value,
         "zero": asdict(job.zero),
     }
 

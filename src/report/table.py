@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import fields
 
 from rich.box import Box
 from rich.console import Console
@@ -10,11 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from src.plan.result import MethodReport, Report
+from src.report.solved import solved_heading, solved_table
 from src.report.words import column, gib, layout_text, shown_method, terms_by_size
-from src.spec import Verdict
+from src.spec import Job, Verdict
 
 PLAIN_WIDTH = 100
 """Columns where nobody looks at a terminal."""
+METHODS_HEADING = (
+    "Peaks per GPU: allocated (tensors), device (as NVML sees it), upper bound of device"
+)
 _HEADING_RULE = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True)
 _STYLES = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.OOM: "red"}
 
@@ -32,6 +37,11 @@ def render_table(report: Report, *, width: int = PLAIN_WIDTH, color: bool = Fals
         emoji=False,
     )
     _say(console, *_question_lines(report))
+    if report.solved is not None:
+        _say(console, *solved_heading(report))
+        console.print(solved_table(report.solved, _new_table(width)))
+        _say(console, "")
+    _say(console, METHODS_HEADING)
     if report.methods:
         console.print(_methods_table(report, width))
     _say(console, *_note_lines(report))
@@ -66,9 +76,20 @@ def _question_lines(report: Report) -> list[str]:
         f"each; estimator={report.estimator}",
         f"finetune={job.finetune.kind} precision={job.precision} optimizer={job.optimizer} "
         f"seq_len={job.seq_len} grad_accum={job.grad_accum}",
-        f"checkpointing={job.checkpointing} attention={job.attention} loss={job.loss}",
+        f"checkpointing={job.checkpointing} attention={job.attention} loss={job.loss}"
+        + "".join(f" {words}" for words in _unusual(job)),
         "",
-        "Peaks per GPU: allocated (tensors), device (as NVML sees it), upper bound of device",
+    ]
+
+
+def _unusual(job: Job) -> list[str]:
+    """Settings that are not at their defaults, beyond those that are always told."""
+    told = {"model", "finetune", "seq_len", "grad_accum", "precision", "optimizer"}
+    told |= {"checkpointing", "attention", "loss", "zero"}
+    return [
+        f"{item.name}={str(getattr(job, item.name)).lower()}"
+        for item in fields(Job)
+        if item.name not in told and getattr(job, item.name) != item.default
     ]
 
 

@@ -211,6 +211,16 @@ class Policy(StrEnum):
     LLMEM = "llmem"
 
 
+class Unknown(StrEnum):
+    """A field that is left open, to be found: the largest value that fits, of GPUs the fewest."""
+
+    MICRO_BATCH = "micro_batch"
+    SEQ_LEN = "seq_len"
+    GPUS = "gpus"
+    LORA_R = "lora_r"
+    GPU = "gpu"
+
+
 ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
 
 

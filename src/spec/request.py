@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from src.errors import UserError
-from src.spec.choices import EstimatorKind, Method, Policy, Runtime
+from src.spec.choices import EstimatorKind, Method, Policy, Runtime, Unknown
 from src.spec.hardware import Cluster
 from src.spec.job import Job, require_positive
 from src.spec.lengths import Lengths
@@ -27,6 +27,7 @@ class Request:
         estimator: who answers.
         lengths: lengths of the sequences, of which `job.seq_len` is the longest; None: all of that
             length.
+        solve: the field that is left open; None: none.
         policy: what is recommended of what fits.
     """
 
@@ -38,6 +39,7 @@ class Request:
     estimator: EstimatorKind = EstimatorKind.AUTO
     lengths: Lengths | None = None
     policy: Policy = Policy.FASTEST
+    solve: Unknown | None = None
 
     @property
     def runtime(self) -> Runtime:
