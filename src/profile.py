@@ -60,7 +60,7 @@ def measure(campaign: Campaign, uri: str) -> None:
             if tracker.problem is not None:
                 _warn([f"rows are missing in MLflow ({tracker.problem}); sync=true logs them"])
         rows = [row for row in file.rows if row.case_id in ids]
-    emit(render_summary(rows, total=len(ids), file=campaign.rows))
+    emit(render_summary(rows, total=len(ids), file=campaign.rows, store=uri))
 
 
 def log_missing(uri: str, files: Iterable[Path]) -> None:

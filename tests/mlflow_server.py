@@ -60,7 +60,7 @@ def runs_of(uri: str, campaign: str = "smoke") -> tuple[list[Any], list[Any]]:
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=uri)
-    experiment = client.get_experiment_by_name(f"peakcast/{campaign}")
+    experiment = client.get_experiment_by_name(f"peakcast-{campaign}")
     if experiment is None:
         return [], []
     runs = client.search_runs([experiment.experiment_id])

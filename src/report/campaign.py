@@ -72,17 +72,18 @@ def row_text(row: Row) -> str:
     words += f" seq {case.get('seq_len', 512)} batch {case.get('micro_batch', 1)}: {row.outcome}"
     if row.outcome is Outcome.OK and "device" in row.peak_bytes:
         return f"{words}, {format_gib(row.peak_bytes['device'])} device ({row.source})"
-    return f"{words}, {row.message.splitlines()[0][:120]}" if row.message else words
+    return f"{words}, {row.message.split(' GPU ', 1)[0][:160]}" if row.message else words
 
 
-def render_summary(rows: Sequence[Row], *, total: int, file: Path) -> str:
-    """What a campaign came to, in two lines or three."""
+def render_summary(rows: Sequence[Row], *, total: int, file: Path, store: str) -> str:
+    """What a campaign came to, and where it is kept: its file and its MLflow store."""
     counts = Counter(row.outcome for row in rows)
     told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome])
     sources = ", ".join(sorted({row.source for row in rows})) or "none"
     lines = [
         f"{len(rows)} of {total} cases have a row ({sources}): {told or 'none'}",
         f"rows: {file}",
+        f"runs: {store}",
     ]
     if len(rows) < total:
         lines.append(f"{total - len(rows)} cases are left; the same command goes on with them")

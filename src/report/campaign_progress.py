@@ -16,7 +16,7 @@ from src.report.campaign import row_text
 def campaign_progress(total: int, *, done: int) -> Iterator[Callable[[Row], None]]:
     """A function that is told each row of a campaign; says on stderr when the last is expected.
 
-    A bar where stderr is a terminal, else a line a row.
+    A bar where stderr is a terminal, else a line a row. An interrupt is said to lose nothing.
 
     Args:
         total: cases of the campaign.
@@ -35,7 +35,8 @@ def campaign_progress(total: int, *, done: int) -> Iterator[Callable[[Row], None
         print(f"{place} {row_text(row)}", file=sys.stderr, flush=True)
 
     if not sys.stderr.isatty():
-        yield tell
+        with _saying_interrupts():
+            yield tell
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -47,7 +48,10 @@ def campaign_progress(total: int, *, done: int) -> Iterator[Callable[[Row], None
         TextColumn("ends {task.fields[end]}: {task.description}"),
     )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True) as progress:
+    with (
+        _saying_interrupts(),
+        Progress(*columns, console=console, transient=True) as progress,
+    ):
         task = progress.add_task("first case", total=total, completed=done, end="?")
 
         def show(row: Row) -> None:
@@ -57,3 +61,12 @@ def campaign_progress(total: int, *, done: int) -> Iterator[Callable[[Row], None
             progress.update(task, advance=1, description=text, end=expected_end(), refresh=True)
 
         yield show
+
+
+@contextmanager
+def _saying_interrupts() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted: every row so far is kept; the same command goes on", file=sys.stderr)
+        raise

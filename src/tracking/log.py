@@ -21,16 +21,21 @@ Compare = Callable[[Row], Mapping[str, Levels]]
 Draw = Callable[[Row], Any]
 """A row's picture as a matplotlib figure; None where there is none."""
 
-EXPERIMENT = "peakcast/{campaign}"
+EXPERIMENT = "peakcast-{campaign}"
+
+_KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""MLflow's pages show runs, not conversations."""
 
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
 }
-"""A server that is away is given up on in seconds; what is set already stays."""
+"""stdout is the command's, and a server that is away is given up on in seconds. What is set already
+stays."""
 
 _BATCH = 100
 """Parameters that MLflow takes at once."""
@@ -122,7 +127,7 @@ class Log:
             found = self._client.get_experiment_by_name(name)
             if found is None:
                 self._experiments[name] = self._client.create_experiment(
-                    name, artifact_location=self._artifacts(name)
+                    name, artifact_location=self._artifacts(name), tags=_KIND
                 )
             else:
                 self._experiments[name] = found.experiment_id

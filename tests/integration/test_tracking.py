@@ -41,13 +41,13 @@ ROWS = [
 
 
 @pytest.fixture(autouse=True)
-def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_environment() -> Iterator[None]:
     """What a Log sets for its process does not outlive the test; a busy machine has time."""
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
-    for name in ("MAX_RETRIES", "BACKOFF_FACTOR"):
-        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{name}", "1")
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.setenv("MLFLOW_LOGGING_LEVEL", "ERROR")
+    before = dict(os.environ)
+    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "60"
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def compare(_row: Row) -> Mapping[str, Levels]:
@@ -79,7 +79,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'runs.db'}"
 
 
-def test_a_campaign_is_an_experiment_and_each_row_a_run_once(store: str, tmp_path: Path) -> None:
+def test_a_campaign_is_an_experiment_and_each_row_a_run_once(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from mlflow import MlflowClient
 
     name = f"once-{tmp_path.name}"
@@ -87,6 +89,7 @@ def test_a_campaign_is_an_experiment_and_each_row_a_run_once(store: str, tmp_pat
     path = write(tmp_path / "rows.jsonl", rows)
     assert sync(make_log(store), path) == (3, 3)
     assert sync(make_log(store), path) == (0, 3)
+    assert capsys.readouterr().out == ""
     (parent,), runs = runs_of(store, name)
     by_outcome = {run.data.tags["outcome"]: run for run in runs}
     assert len(runs) == len(by_outcome) == 3
