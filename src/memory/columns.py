@@ -305,12 +305,15 @@ def _block_columns(parts: Parts) -> list[Column]:
     """The blocks' backward pass: for each kind of block its last and first, and the second of all.
 
     Between two blocks of a kind bytes are linear in the block's number. The first block has no
-    neighbour whose weights are gathered ahead, so the one behind it can need more.
+    neighbour whose weights are gathered ahead, so the one behind it can need more; nor has the last
+    one a neighbour that left buffers.
     """
     kinds = list(parts.blocks)
     ends = {kinds.index(kind) for kind in kinds}
     ends |= {len(kinds) - 1 - kinds[::-1].index(kind) for kind in kinds}
     ends |= {min(1, len(kinds) - 1)}
+    if parts.placement.neighbour_buffers(0):
+        ends |= {max(len(kinds) - 2, 0)}
     found: list[Column] = []
     for index in sorted(ends):
         found += _block_backward(parts, index)
