@@ -287,8 +287,6 @@ def _can_run(step: Step, device: str) -> bool:
         require_covered(step.job, step.method)
     except UserError:
         return False
-    if step.method.has_tensor_parallel and step.job.finetune.is_lora:
-        return False  # adapters are not split
     if step.job.attention is Attention.FLASH and step.gpu.compute_capability < (8, 0):
         return False
     # DistributedDataParallel takes no split parameters.

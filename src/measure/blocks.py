@@ -80,6 +80,7 @@ def final_norm(model: nn.Module) -> tuple[str, nn.Module] | None:
     """Name and module of the norm between the blocks and the head; None where there is none."""
     for name in FINAL_NORMS:
         for path, module in model.named_modules():
-            if path.rsplit(".", 1)[-1] == name and path.count(".") <= 2:
+            own = path.removeprefix("base_model.model.")
+            if own.rsplit(".", 1)[-1] == name and own.count(".") <= 2:
                 return path, module
     return None

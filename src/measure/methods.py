@@ -90,10 +90,6 @@ def check_layout(step: Step, loop: LoopOptions) -> None:
         raise uneven
     if loop.fsdp1 and method is not Method.FSDP:
         raise UserError(key="loop.fsdp1", value="true", allowed="only with method=fsdp")
-    if method.has_tensor_parallel and step.job.finetune.is_lora:
-        raise UserError(
-            key="method", value=method, allowed="adapters are not split; LoRA runs without tp"
-        )
 
 
 def apply_method(
@@ -119,8 +115,7 @@ def apply_method(
     if meshes.tensor is not None:
         if make_real is not None:
             make_real(model)
-        sequence = case.step.job.sequence_parallel
-        parallelize(model, blocks, meshes.tensor, sequence_parallel=sequence)
+        parallelize(model, blocks, meshes.tensor, case.step.job)
     if not case.step.method.is_fsdp or meshes.data is None:
         return model
     if case.loop.fsdp1:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, SequenceParallel
 
 from src.measure.blocks import final_norm
@@ -73,11 +73,25 @@ class GatheredOutput(ParallelStyle):
         return module
 
 
+class Whole(ParallelStyle):
+    """A module that is whole on every GPU and works on distributed tensors."""
+
+    def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
+        return distribute_module(module, device_mesh)
+
+
 class SequenceNorm(SequenceParallel):
     """A norm on this GPU's part of the sequence, given and returned as a local tensor."""
 
     def __init__(self) -> None:
         super().__init__(use_local_output=True)
+
+    def _replicate_module_fn(self, name: str, module: nn.Module, device_mesh: Any) -> None:
+        """PyTorch's makes every parameter trainable; a frozen one stays frozen here."""
+        trained = [parameter.requires_grad for parameter in module.parameters()]
+        super()._replicate_module_fn(name, module, device_mesh)
+        for parameter, is_trained in zip(module.parameters(), trained, strict=True):
+            parameter.requires_grad_(is_trained)
 
     @staticmethod
     def _prepare_input_fn(_sharding: Any, _module: Any, inputs: Any, device_mesh: Any) -> Any:

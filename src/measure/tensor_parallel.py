@@ -8,6 +8,8 @@ from torch import nn
 
 from src.errors import UserError
 from src.measure.build import is_linear
+from src.memory import unsplit_adapters
+from src.spec import Job
 
 COLUMNS = frozenset(
     {
@@ -47,8 +49,11 @@ def plan(model: nn.Module, blocks: list[nn.Module], degree: int) -> dict[str, st
     found: dict[str, str] = {}
     for block in blocks:
         for path, module in block.named_modules():
+            if is_adapter(path):
+                continue
             if is_linear(module):
-                found[f"{names[id(block)]}.{path}"] = _place(path, module, degree)
+                place = _place(adapted_name(path), module, degree)
+                found[f"{names[id(block)]}.{path}"] = place
             elif any(p.dim() == 3 for p in module.parameters(recurse=False)):
                 raise UserError(
                     key="method",
@@ -56,6 +61,16 @@ def plan(model: nn.Module, blocks: list[nn.Module], degree: int) -> dict[str, st
                     allowed=f"no tensor-parallel plan for the experts in {path}; use fsdp",
                 )
     return found
+
+
+def is_adapter(path: str) -> bool:
+    """Whether a module is inside one of PEFT's adapters."""
+    return ".lora_" in path
+
+
+def adapted_name(path: str) -> str:
+    """The name that a Linear has without PEFT, which puts it into a module of that name."""
+    return path.removesuffix(".base_layer")
 
 
 def _place(path: str, module: nn.Module, degree: int) -> str:
@@ -113,8 +128,8 @@ def gathered(name: str, found: dict[str, str], model: nn.Module) -> bool:
     heads (OLMo 2's q and k) and for fused ones that the code cuts by position (Phi-3's), and for
     what follows them.
     """
-    parent = model.get_submodule(name.rpartition(".")[0])
-    leaves = {path.rsplit(".", 1)[-1] for path in found}
+    parent = model.get_submodule(adapted_name(name).rpartition(".")[0])
+    leaves = {adapted_name(path).rsplit(".", 1)[-1] for path in found}
     if {"qkv_proj", "gate_up_proj"} <= leaves:
         return True
     norm = getattr(getattr(parent, "q_norm", None), "weight", None)
@@ -132,13 +147,15 @@ def _divide(module: nn.Module, name: str, degree: int, *, required: bool) -> Non
         raise UserError(key="tp", value=degree, allowed=f"a divisor of {name}={count}")
 
 
-def parallelize(
-    model: nn.Module, blocks: list[nn.Module], mesh: Any, *, sequence_parallel: bool = False
-) -> None:
+def parallelize(model: nn.Module, blocks: list[nn.Module], mesh: Any, job: Job) -> None:
     """Split the blocks' Linears over `mesh`.
 
     Everything else stays whole on every GPU, or is split along the sequence.
+
+    Raises:
+        UserError: the model or its adapters cannot be split so.
     """
+    sequence_parallel = job.sequence_parallel
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -157,7 +174,8 @@ def parallelize(
         _divide_alibi(model, mesh.size())
     added = []
     if sequence_parallel:
-        added = around(model, blocks, [n for n, place in found.items() if place == "columns"])
+        firsts = [adapted_name(name) for name, place in found.items() if place == "columns"]
+        added = around(model, blocks, firsts)
     # Hooks run in the order of their registration: gathered before a Linear takes its input.
     for name, style in added:
         parallelize_module(model, mesh, {name: style})
@@ -171,4 +189,42 @@ def parallelize(
             styles[name] = columns[kind](output_layouts=outside)
         else:
             styles[name] = rows[kind](input_layouts=outside)
+        if not is_whole[name]:
+            styles |= _adapter_styles(model, name, place, rows[0], whole=sequence_parallel)
+        elif sequence_parallel and adapted_name(name) != name:
+            raise unsplit_adapters(job)
     parallelize_module(model, mesh, styles)
+
+
+def _adapter_styles(
+    model: nn.Module, name: str, place: str, row: Any, *, whole: bool
+) -> dict[str, Any]:
+    """How LoRA's A and B follow their Linear, as PEFT has it (`LoraModel._create_and_replace`).
+
+    B of a column-parallel Linear is split by columns, A of a row-parallel one by rows, the other
+    one is whole; around a Linear whose split ends at its own output or input, both are.
+
+    Args:
+        model: the model.
+        name: of the Linear; one without adapters has none to split.
+        place: "columns" or "rows".
+        row: the style of row-parallel Linears.
+        whole: whether a whole A is given distributed tensors.
+    """
+    from torch.distributed.tensor.parallel import ColwiseParallel
+
+    from src.measure.sequence_parallel import Whole
+
+    if adapted_name(name) == name:
+        return {}
+    adapted: Any = model.get_submodule(adapted_name(name))
+    styles: dict[str, Any] = {}
+    for adapter in adapted.lora_A:
+        first, second = (f"{adapted_name(name)}.lora_{side}.{adapter}" for side in "AB")
+        if place == "rows":
+            styles[first] = row()
+            continue
+        styles[second] = ColwiseParallel()
+        if whole:
+            styles[first] = Whole()
+    return styles

@@ -10,6 +10,7 @@ from src.memory.levels import LevelModel, level_model
 from src.memory.llmem import llmem_step
 from src.memory.mixed_dtypes import mixed_dtypes
 from src.memory.terms import Instant, Term
+from src.memory.unsplit_adapters import unsplit_adapters
 
 __all__ = [
     "Estimate",
@@ -28,4 +29,5 @@ __all__ = [
     "llmem_step",
     "mixed_dtypes",
     "peak_allocated",
+    "unsplit_adapters",
 ]

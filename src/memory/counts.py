@@ -111,10 +111,9 @@ def block_tensors(block: Block, *, finetune: Finetune, tp: int, adapts: bool) ->
 
 
 def _adapter_tensors(op: Linear, rank: int, tp: int) -> Iterator[Tensor]:
-    """LoRA's A and B: the split side follows the Linear."""
-    column, row = op.parallel.splits_outputs, op.parallel.splits_inputs
-    down = rank * op.in_features / (tp if row else 1)
-    up = rank * op.width / (tp if column else 1)
+    """LoRA's A and B: the split side follows the Linear, where what is outside it is split too."""
+    down = rank * op.in_features / (tp if op.parallel is Parallel.ROW else 1)
+    up = rank * op.width / (tp if op.parallel is Parallel.COLUMN else 1)
     yield Tensor(shape=(rank, op.in_features), numel=down, is_adapter=True)
     yield Tensor(shape=(op.width, rank), numel=up, is_adapter=True)
 

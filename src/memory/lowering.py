@@ -77,7 +77,7 @@ class Lowering(Pieces):
         if op.parallel.splits_inputs and self.regime.splits_sequence:
             out = self.scattered(out, flat=op.flat)
         if self.regime.finetune.is_lora and is_target(op, self.regime.finetune):
-            return self.adapter(op, source, out, share)
+            return self.adapter(op, source, out)
         return out
 
     def whole_sequence(self, op: Linear, source: Value) -> Value:
@@ -110,18 +110,26 @@ class Lowering(Pieces):
         self.tape.record(whole, [source])
         return whole
 
-    def adapter(self, op: Linear, source: Value, base: Value, share: float) -> Value:
-        """PEFT's `lora.Linear`: `base + B(A(dropout(x.to(fp32)))) * scale`, cast back."""
+    def adapter(self, op: Linear, source: Value, base: Value) -> Value:
+        """PEFT's `lora.Linear`: `base + B(A(dropout(x.to(fp32)))) * scale`, cast back.
+
+        Of a row-parallel Linear A's output is summed over the group as the Linear's own is.
+        """
         rank, stored = self.regime.finetune.r, self.regime.adapter_bytes
         taken = self.cast(source, stored)
         if self.regime.finetune.dropout:
             taken = self.dropout(taken)
         if self.regime.autocast:
             taken = self.cast(taken, self.regime.compute_bytes)
-        down = self.weight(rank * source.width, trained=True, stored_bytes=stored)
-        low = self.product(taken, down, rank, 1.0)
-        up = self.weight(rank * op.width * share, trained=True, stored_bytes=stored)
-        high = self.product(low, up, op.width * share, share)
+        rows = self.regime.tp if op.parallel is Parallel.ROW else 1
+        down = self.weight(rank * op.in_features / rows, trained=True, stored_bytes=stored)
+        part = source.share if op.parallel is Parallel.REPLICATED else 1.0
+        low = self.product(taken, down, rank * part, part)
+        if op.parallel.splits_inputs and self.regime.splits_sequence:
+            low = self.scattered(low, flat=op.flat)
+        columns = self.regime.tp if op.parallel is Parallel.COLUMN else 1
+        up = self.weight(rank * op.width / columns, trained=True, stored_bytes=stored)
+        high = self.product(low, up, op.width * base.share, base.share)
         scaled = self.like(high)
         self.tape.record(scaled, [high])
         return self.cast(self.add(base, scaled), base.dtype_bytes)

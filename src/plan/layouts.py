@@ -59,6 +59,10 @@ def candidates(request: Request, decoder: Decoder | None) -> tuple[Candidate, ..
     return tuple(found)
 
 
+def _uneven(request: Request, degree: int) -> UserError | None:
+    return uneven_sequence(request.job, Layout(tp=degree))
+
+
 def _every_method(request: Request) -> tuple[Method, ...]:
     if request.cluster.num_gpus == 1:
         _require_possible(request.job, Method.SINGLE)
@@ -84,7 +88,7 @@ def _asked_degrees(request: Request, decoder: Decoder | None) -> tuple[int, ...]
         return ()
     degrees = tensor_parallel_degrees(decoder, request.cluster)
     if request.tp is None:
-        return tuple(tp for tp in degrees if uneven_sequence(request.job, Layout(tp=tp)) is None)
+        return tuple(tp for tp in degrees if _uneven(request, tp) is None)
     if request.tp == 1:
         return ()
     if request.tp not in degrees:
@@ -130,6 +134,14 @@ def _hybrid_shards(num_gpus: int, node: int) -> tuple[int, ...]:
     return (shard,) if shard > 1 and num_gpus % shard == 0 else ()
 
 
+def _refuse_uneven(request: Request, decoder: Decoder) -> None:
+    """Raise UserError where no degree is left because none divides the sequence."""
+    for degree in tensor_parallel_degrees(decoder, request.cluster):
+        uneven = _uneven(request, degree)
+        if uneven is not None:
+            raise uneven
+
+
 def _require_possible(job: Job, method: Method) -> None:
     error = refusal(job, method)
     if error is not None:
@@ -149,6 +161,8 @@ def _refuse(
     _require_possible(request.job, method)
     if possible:
         return
+    if decoder is not None and method.has_tensor_parallel and not degrees:
+        _refuse_uneven(request, decoder)
     if method is Method.SINGLE:
         allowed = f"runs on one GPU; gpus=1 instead of gpus={num_gpus}"
     elif num_gpus == 1:

@@ -170,7 +170,10 @@ def test_auto_asks_the_dry_run_about_a_model_the_formula_does_not_know(folder: P
         (("dryrun.time_limit_s=soon",), "dryrun.time_limit_s=soon: seconds, 1 or more"),
         (("model=./unknown.json",), "model_type=never-heard-of: "),
         (("model=./unknown.json", "estimator=auto"), "model_type=never-heard-of: not among the"),
-        (("method=tp", "gpus=2", "finetune=lora"), "method=tp: adapters are not split"),
+        (
+            ("method=tp", "gpus=2", "sequence_parallel=true", "seq_len=31"),
+            "seq_len=31: a multiple of the tensor-parallel degree 2",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -7,20 +7,21 @@ from typing import Any
 import pytest
 
 from src.errors import UserError
-from src.measure.case import parse_case
+from src.measure.case import Case, parse_case
 from src.measure.dry_run import dry_run
 from src.memory import estimate_step
 from tests.small_configs import SMALL_CONFIGS
 
 TP = {"method": "tp", "layout": {"tp": 2}}
 SHARDED = {"method": "fsdp+tp", "layout": {"dp": 2, "shard": 2, "tp": 2}}
+ALL_LINEAR = {"kind": "lora", "targets": ["all-linear"], "dropout": 0.1}
 ROUNDING = 512
 """Bytes that the allocator may add to a tensor, and that the formula leaves out."""
 
 
-def sizes(name: str, **settings: Any) -> tuple[int, int, int]:
-    """The peak of the formula, of the dry run, and how far rounding may take them apart."""
-    case = parse_case(
+def case_of(name: str, **settings: Any) -> Case:
+    """A small model, its sequence split."""
+    return parse_case(
         {
             "model": {"name": name, "config": {**SMALL_CONFIGS[name], "vocab_size": 512}},
             "sequence_parallel": True,
@@ -29,6 +30,11 @@ def sizes(name: str, **settings: Any) -> tuple[int, int, int]:
             **settings,
         }
     )
+
+
+def sizes(name: str, **settings: Any) -> tuple[int, int, int]:
+    """The peak of the formula, of the dry run, and how far rounding may take them apart."""
+    case = case_of(name, **settings)
     simulated = dry_run(case)
     blocks = 100 + 20 * len(simulated.ledger)
     return estimate_step(case.step).peak_bytes.allocated, simulated.peak_bytes, blocks * ROUNDING
@@ -43,6 +49,8 @@ def sizes(name: str, **settings: Any) -> tuple[int, int, int]:
         ("gpt2", {**TP, "precision": "fp32", "checkpointing": "none"}),
         ("bert", TP),
         ("olmo2", TP),
+        ("llama", {**TP, "finetune": ALL_LINEAR, "checkpointing": "none"}),
+        ("opt", {**TP, "finetune": ALL_LINEAR}),
     ],
 )
 def test_both_give_the_same_peak(name: str, settings: dict[str, Any]) -> None:
@@ -54,6 +62,21 @@ def test_it_saves_what_norms_and_dropouts_keep() -> None:
     _, split, _ = sizes("opt", **TP, checkpointing="none")
     _, whole, _ = sizes("opt", **TP, checkpointing="none", sequence_parallel=False)
     assert split < whole
+
+
+@pytest.mark.parametrize("name", ["llama", "olmo2"])
+def test_adapters_are_split_as_peft_splits_them(name: str) -> None:
+    settings = {**TP, "finetune": ALL_LINEAR, "checkpointing": "none", "sequence_parallel": False}
+    formula, simulated, rounding = sizes(name, **settings)
+    assert abs(formula - simulated) <= rounding
+
+
+def test_adapters_that_stay_whole_do_not_go_with_a_split_sequence() -> None:
+    line = "sequence_parallel=true: false with LoRA: olmo2 gathers what its adapted"
+    case = case_of("olmo2", **TP, finetune=ALL_LINEAR)
+    for answer in (lambda: estimate_step(case.step), lambda: dry_run(case)):
+        with pytest.raises(UserError, match=line):
+            answer()
 
 
 def test_the_group_has_to_divide_the_sequence() -> None:

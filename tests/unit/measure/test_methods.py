@@ -33,8 +33,8 @@ def test_buckets_hold_every_gradient_once_in_ready_order() -> None:
         ({"method": "ddp", "layout": {"dp": 2, "tp": 2}}, "layout.tp"),
         ({"method": "ddp", "layout": {"dp": 2}, "loop": {"fsdp1": True}}, "loop.fsdp1"),
         (
-            {"method": "tp", "layout": {"tp": 2}, "finetune": {"kind": "lora"}},
-            "method",
+            {"method": "tp", "layout": {"tp": 2}, "sequence_parallel": True, "seq_len": 31},
+            "seq_len",
         ),
         ({"method": "zero3", "layout": {"dp": 2, "shard": 2}}, "method"),
         ({"loop": {"nf4": True}}, "loop.nf4"),

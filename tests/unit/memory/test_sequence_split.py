@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from src.architecture import describe
 from src.errors import UserError
 from src.memory import Instant, Term, estimate_step, ledger_of
+from src.memory.counts import trained_tensors
 from src.memory.tape import Tape
 from src.spec import Checkpointing, Job, Layout, Method, Precision, Step
-from tests.jobs import gpu, zoo_model
+from tests.jobs import LORA, gpu, zoo_model
 
 BLOCKS, BATCH, SEQUENCE, HIDDEN = 24, 4, 512, 2048
 JOB = Job(
@@ -86,3 +88,15 @@ def test_gradients_of_distributed_tensors_are_added_into_a_third_one() -> None:
 def test_a_sequence_that_the_group_does_not_divide_is_refused() -> None:
     with pytest.raises(UserError, match=r"seq_len=510: a multiple of the .* degree 4 "):
         estimate_step(step(replace(split(JOB), seq_len=510), tp=4))
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"), [("llama-3.2-1b", 32768, 16384), ("olmo-2-1b", 32768, 32768)]
+)
+def test_adapters_follow_what_is_split_outside_their_linear(
+    name: str, first: int, second: int
+) -> None:
+    """LoRA's A and B of q (2048 x 2048, rank 16) over two GPUs; OLMo 2 gathers its outputs."""
+    decoder = describe(zoo_model(name))
+    tensors = trained_tensors(decoder, finetune=replace(LORA, targets=("q_proj",)), tp=2)
+    assert [tensor.numel for tensor in tensors[:2]] == [first, second]
