@@ -23,7 +23,7 @@ from src.memory.size import (
 )
 from src.memory.tape import Terms, merged
 from src.memory.terms import Instant, Term
-from src.spec import Attention, Gpu, Interconnect, Job, Layout, Method
+from src.spec import Attention, Gpu, Interconnect, Job, Layout, Method, uneven_sequence
 
 SIDE_STREAMS = (Term.GATHERED_WEIGHTS, Term.COMMUNICATION_BUFFERS)
 """Terms that all-gather's and reduce-scatter's streams allocate."""
@@ -53,6 +53,9 @@ def answer(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Answer:
         UserError: the config or the attention implementation is impossible.
     """
     require_covered(job, method)
+    uneven = uneven_sequence(job, layout)
+    if uneven is not None:
+        raise uneven
     if job.attention is Attention.FLASH:
         choose_kernel(describe(job.model), job, gpu)
     return _answer(_canonical(job), method, layout, _alike(gpu.compute_capability))
