@@ -14,6 +14,7 @@ from src.config.request import Question
 from src.errors import NotCoveredError, UserError
 from src.memory import estimate_step, llmem_step
 from src.plan import compare
+from src.plan.advice import advise
 from src.plan.result import MethodReport, Report
 from src.plan.search import Estimator
 from src.plan.solve import compare_solved
@@ -110,7 +111,10 @@ def answering(
 def _compare(request: Request, estimator: Estimator, kind: EstimatorKind) -> Report:
     """The report; with a field left open, at the value that was found for it."""
     if request.solve is None:
-        return compare(request, estimator, kind=kind)
+        report = compare(request, estimator, kind=kind)
+        if kind is EstimatorKind.LLMEM:
+            return report
+        return replace(report, advice=advise(request, estimator))
     gpus = every_gpu() if request.solve is Unknown.GPU else [request.cluster.gpu]
     return compare_solved(request, estimator, gpus, kind=kind)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from src.architecture import Decoder, describe, supported_model_types
-from src.errors import NotCoveredError, UserError
+from src.errors import NotCoveredError
 from src.memory import count_model, estimate_step
-from src.plan.changes import changes_that_fit
 from src.plan.checks import check
 from src.plan.expected import expected_bytes, without_padding
 from src.plan.layouts import Candidate, candidates
@@ -76,8 +75,7 @@ def compare(
     if recommended is None and request.policy is Policy.LLMEM:
         warnings = (*warnings, without_score(found))
     if not any(row.verdict is Verdict.FITS for row in found):
-        guide = estimate_step if is_dry else estimator
-        warnings = (*warnings, _nothing_fits(request, found, None if decoder is None else guide))
+        warnings = (*warnings, _nothing_fits(request, found))
     return Report(
         request=request,
         model=_summary(request, decoder, count_parameters),
@@ -217,44 +215,13 @@ def _rank(report: MethodReport) -> tuple[int, float, int]:
     return order, -(report.tokens_per_second or 0.0), report.peak_bytes.device
 
 
-def _nothing_fits(request: Request, found: list[MethodReport], estimator: Estimator | None) -> str:
-    """How much is missing, and which single changes would make something fit, if that is known."""
+def _nothing_fits(request: Request, found: list[MethodReport]) -> str:
+    """How much is missing."""
     gpu = request.cluster.gpu
     least = min(found, key=lambda report: report.upper_bytes.device)
     missing = least.upper_bytes.device - gpu.usable_bytes
     needed = format_gib(least.upper_bytes.device)
-    lack = (
+    return (
         f"nothing fits: the least, {least.method.value} at micro_batch={least.micro_batch}, needs "
         f"up to {needed}, {format_gib(missing)} more than {gpu.sku} has"
     )
-    if estimator is None:
-        return lack
-    changes = changes_that_fit(request, lambda changed: _something_fits(changed, estimator))
-    words = f"any one of these would: {', '.join(changes)}" if changes else "no single change would"
-    return f"{lack}; {words}"
-
-
-def _something_fits(request: Request, estimator: Estimator) -> bool:
-    """Whether any method of a changed request fits; a request that is impossible does not."""
-    decoder = describe(request.job.model)
-    try:
-        check(request, decoder)
-        mine = candidates(request, decoder)
-        return any(_fits(request, candidate, estimator) for candidate in mine)
-    except UserError:
-        return False
-
-
-def _fits(request: Request, candidate: Candidate, estimator: Estimator) -> bool:
-    """Whether a candidate fits; a method that the estimator does not know does not."""
-    step = Step(
-        job=request.job,
-        method=candidate.method,
-        layout=candidate.layout,
-        gpu=request.cluster.gpu,
-        micro_batch=request.micro_batch or 1,
-    )
-    try:
-        return verdict(estimator(step), step.gpu) is Verdict.FITS
-    except NotCoveredError:
-        return False

@@ -91,6 +91,32 @@ class Calibration:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """Settings to change, and what becomes of the job then; all numbers are recomputed.
+
+    Attributes:
+        changes: the keys to type, `key=value`, separated by spaces.
+        method: the fastest method that fits then, else the one that needs least; its layout.
+        micro_batch: sequences per GPU per forward pass.
+        upper_bytes: upper bound at the level device.
+        saved_bytes: how much less that is than without the change.
+        seconds_per_token: of all GPUs together.
+        time_ratio: that over the one without the change.
+        verdict: with the change.
+    """
+
+    changes: str
+    method: Method
+    layout: Layout
+    micro_batch: int
+    upper_bytes: int
+    saved_bytes: int
+    seconds_per_token: float
+    time_ratio: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Solution:
     """One value with which the job fits.
 
@@ -145,6 +171,7 @@ class Report:
         methods: one entry per method and layout, the recommended first, then by throughput.
         recommended: the method to run; None where nothing fits.
         calibration: the correction applied; None for the formula alone.
+        advice: what to change, where nothing fits or something would be faster.
         solved: the open field's values; None where none was left open.
         warnings: what the reader has to know about the whole answer; what would have to change
             when nothing fits.
@@ -157,5 +184,6 @@ class Report:
     methods: tuple[MethodReport, ...]
     recommended: Recommendation | None
     calibration: Calibration | None
+    advice: tuple[Advice, ...] = ()
     solved: Solved | None = None
     warnings: tuple[str, ...] = ()

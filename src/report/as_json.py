@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from src.plan.result import SCHEMA_VERSION, MethodReport, Report, Solved
+from src.plan.result import SCHEMA_VERSION, Advice, MethodReport, Report, Solved
 from src.spec import FINETUNE_OPTIONS, Finetune, Layout, Lengths, Request
 
 
@@ -34,9 +34,23 @@ def report_dict(report: Report) -> dict[str, Any]:
             "micro_batch": recommended.micro_batch,
             "reason": recommended.reason,
         },
+        "advice": [_advice_dict(advice) for advice in report.advice],
         "solved": None if report.solved is None else _solved_dict(report.solved),
         "calibration": None if report.calibration is None else asdict(report.calibration),
         "warnings": list(report.warnings),
+    }
+
+
+def _advice_dict(advice: Advice) -> dict[str, Any]:
+    return {
+        "changes": advice.changes,
+        "method": advice.method.value,
+        "layout": _layout_dict(advice.layout),
+        "micro_batch": advice.micro_batch,
+        "upper_bytes": advice.upper_bytes,
+        "saved_bytes": advice.saved_bytes,
+        "time_ratio": advice.time_ratio,
+        "verdict": advice.verdict.value,
     }
 
 

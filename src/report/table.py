@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from src.plan.result import MethodReport, Report
+from src.report.advice import advice_heading, advice_table
 from src.report.solved import solved_heading, solved_table
 from src.report.words import column, gib, layout_text, shown_method, terms_by_size
 from src.spec import Job, Verdict
@@ -47,6 +48,9 @@ def render_table(report: Report, *, width: int = PLAIN_WIDTH, color: bool = Fals
     _say(console, *_note_lines(report))
     _say(console, *_expected_lines(report))
     _say(console, _recommendation_line(report), style="bold")
+    if report.advice:
+        _say(console, "", advice_heading(report))
+        console.print(advice_table(report, _new_table(width)))
     shown = shown_method(report)
     if shown is not None:
         _say(console, "", *_ledger_heading(shown, report))

@@ -19,6 +19,7 @@ def test_keys_are_those_of_schema_version_1(report: Report) -> None:
         "estimator",
         "methods",
         "recommended",
+        "advice",
         "solved",
         "calibration",
         "warnings",

@@ -1,0 +1,172 @@
+"""What to change: each piece of advice recomputed, with what it saves and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import combinations
+
+from src.architecture import Decoder, describe
+from src.errors import UserError
+from src.plan.changes import Change, both, faster, leaner
+from src.plan.checks import check
+from src.plan.layouts import candidates
+from src.plan.result import Advice
+from src.plan.search import Estimator, largest_micro_batch, verdict
+from src.plan.throughput import tokens_per_second
+from src.spec import Request, Step, Verdict
+
+MOST_LINES = 8
+"""Pieces of advice that are told."""
+
+PAIRED = 6
+"""Changes that are tried in pairs: those that save most alone."""
+
+LEAST_SPEEDUP = 0.03
+"""Speedups smaller than this are not told: the model of time cannot tell them from none."""
+
+
+def advise(request: Request, estimator: Estimator) -> tuple[Advice, ...]:
+    """Advice for a request: what makes it fit, or, where it fits, what makes it faster.
+
+    Of what makes it fit, changes that cost least time come first; pairs are tried where no single
+    change is enough. Every number is the estimator's for the changed request: for the fastest
+    method that fits, else the one that needs least; at the micro batch asked for, else at 1, or at
+    the largest where the job fits.
+    """
+    adviser = _Adviser(request, estimator)
+    if adviser.base is None:
+        return ()
+    if adviser.base.verdict is Verdict.FITS:
+        return adviser.speedups()
+    return adviser.savings()
+
+
+class _Adviser:
+    def __init__(self, request: Request, estimator: Estimator) -> None:
+        self._request = request
+        self._estimator = estimator
+        self._decoder: Decoder = describe(request.job.model)
+        self._at_largest = False
+        self.base: Advice | None = None
+        self.base = self._try(Change("", "", request))
+
+    def savings(self) -> tuple[Advice, ...]:
+        """Changes after which the job fits; the nearest ones where none is enough."""
+        singles = list(leaner(self._request))
+        tried = self._told(singles)
+        fitting = [advice for advice in tried if advice.verdict is Verdict.FITS]
+        if not fitting:
+            fitting = self._pairs(singles, tried)
+        if not fitting:
+            fitting = sorted(tried, key=lambda advice: -advice.saved_bytes)[:2]
+        return tuple(sorted(fitting, key=_by_time)[:MOST_LINES])
+
+    def _told(self, changes: Iterable[Change]) -> list[Advice]:
+        """The smallest change of each kind that makes it fit, else the largest saving of it."""
+        found: dict[str, Advice] = {}
+        for change in changes:
+            known = found.get(change.kind)
+            if known is not None and known.verdict is Verdict.FITS:
+                continue
+            advice = self._try(change)
+            if advice is None or advice.saved_bytes <= 0:
+                continue
+            if known is None or advice.verdict is Verdict.FITS or _saves_more(advice, known):
+                found[change.kind] = advice
+        return list(found.values())
+
+    def _pairs(self, singles: list[Change], tried: list[Advice]) -> list[Advice]:
+        best = sorted(tried, key=lambda advice: -advice.saved_bytes)[:PAIRED]
+        words = {advice.changes for advice in best}
+        chosen = [change for change in singles if change.words in words]
+        found = []
+        for first, second in combinations(chosen, 2):
+            change = both(first, second, self._request)
+            advice = None if change is None else self._try(change)
+            if advice is not None and advice.verdict is Verdict.FITS:
+                found.append(advice)
+        return found
+
+    def speedups(self) -> tuple[Advice, ...]:
+        """Changes after which it still fits and is faster; the fastest of each kind."""
+        self._at_largest = self._request.micro_batch is None
+        self.base = None
+        self.base = self._try(Change("", "", self._request))
+        best: dict[str, Advice] = {}
+        for change in faster(self._request):
+            advice = self._try(change)
+            if advice is None or advice.verdict is not Verdict.FITS:
+                continue
+            known = best.get(change.kind)
+            is_faster = advice.time_ratio <= 1 - LEAST_SPEEDUP
+            if is_faster and (known is None or advice.time_ratio < known.time_ratio):
+                best[change.kind] = advice
+        return tuple(sorted(best.values(), key=_by_time)[:MOST_LINES])
+
+    def _try(self, change: Change) -> Advice | None:
+        """The changed request's best row; None where it is impossible or not known."""
+        request = change.request
+        if request.job.model is not self._request.job.model:
+            return None
+        rows = []
+        try:
+            check(request, self._decoder)
+            found = candidates(request, self._decoder)
+        except UserError:
+            return None
+        for candidate in found:
+            step = Step(
+                job=request.job,
+                method=candidate.method,
+                layout=candidate.layout,
+                gpu=request.cluster.gpu,
+                micro_batch=request.micro_batch or 1,
+            )
+            try:
+                if self._at_largest:
+                    largest = largest_micro_batch(step, self._estimator)
+                    step = replace(step, micro_batch=max(largest, 1))
+                rows.append(self._row(change, request, step))
+            except UserError:
+                continue
+        if not rows:
+            return None
+        return min(rows, key=_best)
+
+    def _row(self, change: Change, request: Request, step: Step) -> Advice:
+        estimate = self._estimator(step)
+        upper = estimate.upper_bytes.device
+        seconds = 1 / tokens_per_second(step, request.cluster, self._decoder)
+        advice = Advice(
+            changes=change.words,
+            method=step.method,
+            layout=step.layout,
+            micro_batch=step.micro_batch,
+            upper_bytes=upper,
+            saved_bytes=0,
+            seconds_per_token=seconds,
+            time_ratio=1.0,
+            verdict=verdict(estimate, step.gpu),
+        )
+        if self.base is None:
+            return advice
+        return replace(
+            advice,
+            saved_bytes=self.base.upper_bytes - upper,
+            time_ratio=seconds / self.base.seconds_per_token,
+        )
+
+
+def _best(advice: Advice) -> tuple[bool, float, int]:
+    """The fastest that fits; else the one that needs least."""
+    fits = advice.verdict is Verdict.FITS
+    return not fits, advice.seconds_per_token if fits else 0.0, advice.upper_bytes
+
+
+def _by_time(advice: Advice) -> tuple[bool, float, int]:
+    return advice.verdict is not Verdict.FITS, advice.time_ratio, advice.upper_bytes
+
+
+def _saves_more(advice: Advice, known: Advice) -> bool:
+    return known.verdict is not Verdict.FITS and advice.saved_bytes > known.saved_bytes
