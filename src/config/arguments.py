@@ -38,6 +38,8 @@ def split_arguments(arguments: Sequence[str], program: Program = ESTIMATE) -> di
                 value=argument,
                 allowed="not key=value; quote an argument with spaces: 'model=my model'",
             )
+        # A script with Windows' line ends leaves one at the end of its last argument.
+        value = value.removesuffix("\r")
         program.check_key(key, value)
         typed[key] = value
     return typed

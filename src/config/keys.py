@@ -78,7 +78,7 @@ KEYS: dict[str, Key] = {
     "finetune.upcast": _choice(Upcast, "turned to fp32; all: prepare_model_for_kbit_training"),
     "finetune.trained_blocks": Key(allowed=_COUNT, meaning="the last blocks that freeze trains"),
     "finetune.num_virtual_tokens": Key(allowed=_COUNT, meaning="length of the prefix or prompt"),
-    "precision": _choice(Precision, "dtypes"),
+    "precision": _choice(Precision, "mixed: fp32 weights, computed in 16 bits; true: all in 16"),
     "optimizer": _choice(Optimizer, "adamw and sgd: foreach"),
     "seq_len": Key(allowed=f"{_COUNT} | FILE", meaning="tokens; FILE: lengths, one per line"),
     "micro_batch": Key(

@@ -206,7 +206,8 @@ def _row(
     watch.close(always=message is not None)
     memory, device = target.statistics.memory(), target.statistics.device()
     is_disturbed = bool(start.bare.num_others or device.num_others)
-    outcome = "invalid" if is_disturbed else "ok" if message is None else "oom"
+    is_invalid = is_disturbed or _is_beyond_the_card(target, watch)
+    outcome = "invalid" if is_invalid else "ok" if message is None else "oom"
     return Measurement(
         outcome=outcome,
         source="measured" if target.device.type == "cuda" else "simulated",
@@ -224,6 +225,12 @@ def _row(
         num_parameters=counts[0],
         num_trainable_parameters=counts[1],
     )
+
+
+def _is_beyond_the_card(target: Target, watch: Watch) -> bool:
+    """Whether more was reserved than the card has: Windows drivers lend host memory."""
+    capacity = target.environment.get("capacity_bytes")
+    return isinstance(capacity, int) and max(watch.reserved_peaks.values(), default=0) > capacity
 
 
 def _cannot_measure(case: Case, error: Exception) -> UserError:

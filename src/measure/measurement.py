@@ -45,7 +45,8 @@ class Measurement:
     """Bytes of one GPU in the second optimizer step.
 
     Attributes:
-        outcome: `ok`; `oom`; `invalid` where other processes used the GPU.
+        outcome: `ok`; `oom`; `invalid` where other processes used the GPU, or the driver lent host
+            memory to it.
         source: `measured` if a CUDA GPU ran the step.
         start: what was on the GPU before the model was.
         allocated_peaks: most bytes of tensors per window.

@@ -232,6 +232,11 @@ def test_a_number_that_is_a_name_stays_as_it_was_typed() -> None:
     assert (caught.value.key, caught.value.value) == ("model", "1_1_1")
 
 
+def test_a_line_end_of_windows_is_not_of_the_value() -> None:
+    cfg = compose_arguments(["model=opt-1.3b\r", "gpus=4\r", "gpu=t4"])
+    assert (cfg.model, cfg.gpus, cfg.gpu) == ("opt-1.3b", 4, "t4")
+
+
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(st.characters(codec="ascii", exclude_characters="$\x00\r\n"), min_size=1))
 def test_any_text_is_taken_as_it_stands(text: str) -> None:
