@@ -186,11 +186,11 @@ def _attention_mask(parts: Parts) -> Terms:
 
 
 def _waiting_gradients(parts: Parts) -> Terms:
-    """Gradients of earlier micro steps."""
+    """Gradients of earlier micro steps, and buffers that these have left."""
     placement = parts.placement
     if not placement.keeps_gradients_between_steps:
         return {}
-    return placement.waiting_gradients()
+    return merged(placement.waiting_gradients(), placement.forward_buffers())
 
 
 def _forward_end(parts: Parts) -> list[Column]:
@@ -213,19 +213,15 @@ def _forward_end(parts: Parts) -> list[Column]:
     log_probabilities = per_token(vocab * bytes_)
     cached = _autocast_cache(parts)
     found = [
-        _column(
-            Instant.FORWARD_END,
-            parts.static,
-            _waiting_gradients(parts),
-            parts.stem.saved,
-            {Term.GATHERED_WEIGHTS: parts.placement.gathered_ahead()},
-        ),
-        _column(
-            Instant.FORWARD_END,
-            parts.static,
-            _waiting_gradients(parts),
-            _kept_activations(parts, blocks=len(parts.blocks) - 1),
-            {Term.GATHERED_WEIGHTS: parts.placement.gathered_last()},
+        *(
+            _column(
+                Instant.FORWARD_END,
+                parts.static,
+                _waiting_gradients(parts),
+                _kept_activations(parts, blocks=blocks),
+                {Term.GATHERED_WEIGHTS: size},
+            )
+            for blocks, size in parts.placement.gathered_moments()
         ),
         _column(
             Instant.FORWARD_END,
@@ -255,18 +251,41 @@ def _autocast_cache(parts: Parts) -> Terms:
 
 
 def _loss_backward(parts: Parts) -> list[Column]:
-    """The loss's backward (log-probabilities and two gradients), then the head's and the norm's."""
+    """The loss's backward (log-probabilities and two gradients), then the head's and the norm's.
+
+    Buffers that come with the first gradient of a parameter meet the head's own, or the tied one
+    that waits, and what the final norm needs.
+    """
+    placement = parts.placement
     bytes_ = parts.decoder.vocab_size * loss_bytes(parts.decoder, parts.regime)
     common = merged(
         parts.static,
-        parts.placement.backward_buffers(),
         _waiting_gradients(parts),
         _kept_activations(parts),
-        {Term.GATHERED_WEIGHTS: parts.placement.gathered_loss()},
+        {Term.GATHERED_WEIGHTS: placement.gathered_loss()},
     )
     loss = merged(parts.head.saved, {Term.LOSS_TEMPORARIES: per_token(3 * bytes_)})
     moments = [_with_gradients(parts, moment.terms) for moment in parts.head.moments]
-    return [_column(Instant.LOSS_BACKWARD, common, terms) for terms in (loss, *moments)]
+    return [
+        *(_column(Instant.LOSS_BACKWARD, common, terms) for terms in (loss, *moments)),
+        *_first_gradients(parts, common),
+    ]
+
+
+def _first_gradients(parts: Parts, common: Terms) -> list[Column]:
+    placement, buffers = parts.placement, parts.placement.backward_buffers()
+    if not buffers or placement.forward_buffers() or not parts.regime.trains_weights:
+        return []
+    waiting = merged(common, buffers, _fresh_edge_gradients(parts))
+    source = parts.decoder.hidden_size * parts.regime.compute_bytes
+    head = {
+        Term.UNSHARDED_GRADIENTS: fixed(placement.head_gradient()),
+        Term.ACTIVATION_GRADIENTS: per_token(source),
+    }
+    return [
+        _column(Instant.LOSS_BACKWARD, waiting, terms)
+        for terms in (head, *(moment.terms for moment in parts.tail.moments))
+    ]
 
 
 def _with_gradients(parts: Parts, terms: Terms) -> Terms:
@@ -295,7 +314,7 @@ def _norm_and_head(parts: Parts) -> float:
 def _fresh_edge_gradients(parts: Parts) -> Terms:
     """What of the head's new gradients waits beside those of earlier micro steps.
 
-    That of a tied weight, which waits for the embedding's to be added to it; DeepSpeed's, all.
+    That of a tied weight, which waits for the embedding's to be added to it.
     """
     if not parts.regime.accumulates:
         return _edge_gradients(parts)
@@ -310,6 +329,8 @@ def _block_columns(parts: Parts) -> list[Column]:
     Between two blocks of a kind bytes are linear in the block's number. The first block has no
     neighbour whose weights are gathered ahead, so the one behind it can need more; nor has the last
     one a neighbour that left buffers.
+    neighbour whose weights are gathered ahead, so the one behind it can need more. Where gradients
+    are collected, so can blocks during whose backward pass they are reduced.
     """
     kinds = list(parts.blocks)
     ends = {kinds.index(kind) for kind in kinds}
@@ -317,6 +338,7 @@ def _block_columns(parts: Parts) -> list[Column]:
     ends |= {min(1, len(kinds) - 1)}
     if parts.placement.neighbour_buffers(0):
         ends |= {max(len(kinds) - 2, 0)}
+    ends |= {index for index in parts.placement.reducing_blocks if index < len(kinds)}
     found: list[Column] = []
     for index in sorted(ends):
         found += _block_backward(parts, index)
@@ -336,6 +358,7 @@ def _block_backward(parts: Parts, index: int) -> list[Column]:
         parts.static,
         placement.backward_buffers(),
         {Term.GATHERED_WEIGHTS: placement.gathered_backward(index)},
+        placement.reducing(index),
         parts.stem.saved,
         _attention_mask(parts),
         *activations,
@@ -354,12 +377,13 @@ def _gradients_behind(parts: Parts, index: int) -> tuple[Terms, ...]:
     -1: the embeddings.
     """
     placement, behind = parts.placement, parts.counts.blocks[index + 1 :]
+    reduced = {Term.GRADIENTS: fixed(placement.reduced_gradients(index))}
+    fresh = merged(_fresh_edge_gradients(parts), reduced)
     if placement.keeps_gradients_between_steps:
-        fresh = _fresh_edge_gradients(parts)
         waiting = placement.waiting_backward(index, _norm_and_head(parts))
         return tuple(merged(terms, fresh) for terms in waiting)
     done = merged(
-        _edge_gradients(parts),
+        fresh,
         {Term.GRADIENTS: fixed(sum(map(placement.kept_gradients, behind)))},
         placement.neighbour_buffers(index + 1) if behind else {},
         placement.held_reductions(index),
@@ -368,19 +392,27 @@ def _gradients_behind(parts: Parts, index: int) -> tuple[Terms, ...]:
 
 
 def _embedding_backward(parts: Parts) -> list[Column]:
-    """The embeddings' gradients arrive, behind the first block's."""
+    """The embeddings' gradients arrive, behind the first block's.
+
+    One that does not fit beside collected ones waits until these are reduced.
+    """
     placement = parts.placement
     common = merged(
         parts.static,
         placement.backward_buffers(),
         {Term.GATHERED_WEIGHTS: placement.gathered_edges()},
     )
-    instant = Instant.FIRST_BLOCK_BACKWARD
-    return [
+    instant, behind = Instant.FIRST_BLOCK_BACKWARD, _gradients_behind(parts, -1)
+    found = [
         _column(instant, common, gradients, _with_gradients(parts, moment.terms))
-        for gradients in _gradients_behind(parts, -1)
+        for gradients in behind
         for moment in parts.stem.moments
     ]
+    if placement.reducing(-1):
+        table = {Term.UNSHARDED_GRADIENTS: fixed(placement.table_gradient())}
+        terms = merged(placement.reducing(-1), table)
+        found += [_column(instant, common, gradients, terms) for gradients in behind]
+    return found
 
 
 def _gradient_sync(parts: Parts) -> list[Column]:
@@ -392,6 +424,6 @@ def _gradient_sync(parts: Parts) -> list[Column]:
 
 
 def _optimizer_step(parts: Parts) -> list[Column]:
-    placement = parts.placement
-    gradients = {Term.GRADIENTS: fixed(placement.gradients_at_step())}
-    return [_column(Instant.OPTIMIZER_STEP, parts.static, gradients, placement.step())]
+    return [
+        _column(Instant.OPTIMIZER_STEP, parts.static, terms) for terms in parts.placement.steps()
+    ]

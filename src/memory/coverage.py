@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from src.errors import NotCoveredError
-from src.spec import Checkpointing, FinetuneKind, Job, Loss, Method, Offload
+from src.spec import Checkpointing, FinetuneKind, Job, Loss, Method
 
 _KINDS = (FinetuneKind.FULL, FinetuneKind.LORA)
 
@@ -23,22 +23,7 @@ _GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]],
         lambda job, _: job.checkpoint_every > 1,
     ),
     ("loss", lambda job: job.loss, lambda job, _: job.loss is not Loss.STANDARD),
-    (
-        "offload",
-        lambda job: job.offload,
-        lambda job, method: job.offload is not Offload.NONE and method.is_zero,
-    ),
     ("activation_offload", lambda _: True, lambda job, _: job.activation_offload),
-    (
-        "fp32_reduce",
-        lambda _: True,
-        lambda job, method: job.fp32_reduce and method.is_zero,
-    ),
-    (
-        "zero.fp32_gradients",
-        lambda _: True,
-        lambda job, method: job.zero.fp32_gradients and method.is_zero,
-    ),
 )
 """(key, its value, whether the formula lacks it)."""
 

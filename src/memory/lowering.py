@@ -228,7 +228,8 @@ class Lowering(Pieces):
         positions = op.kind is EmbeddingKind.POSITION
         size = Size(per_position=op.width * bytes_) if positions else None
         out = self.tape.tensor(op.width, bytes_, size=size)
-        separate = tokens and self.regime.tied and not self.regime.casts_weights
+        plain = self.regime.casts_weights or self.regime.keeps_operands
+        separate = tokens and self.regime.tied and not plain
         self.tape.record(out, [table], temporary=table.size if separate else ZERO)
         if tokens and not self.regime.embedding_is_constant and not self.regime.trains_weights:
             self.tape.keep(out)

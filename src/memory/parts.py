@@ -36,6 +36,7 @@ class Parts:
     stem: Profile
     blocks: tuple[Profile, ...]
     masked: bool
+    tail: Profile
     head: Profile
     static: Terms
 
@@ -94,6 +95,13 @@ def parts_of(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Parts:
         source_counted=True,
         out_bytes=loss_bytes(decoder, regime),
     )
+    tail = profile(
+        (decoder.tail,),
+        replace(regime, tp=1),
+        width=decoder.hidden_size,
+        source_bytes=stream,
+        source_counted=True,
+    )
     workspace = WORKSPACE_BYTES_HOPPER if gpu.compute_capability >= (9, 0) else WORKSPACE_BYTES
     static = merged(
         placement.static(),
@@ -111,6 +119,7 @@ def parts_of(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Parts:
         stem=stem,
         blocks=blocks,
         masked=masked in regimes,
+        tail=tail,
         head=head,
         static=static,
     )

@@ -93,9 +93,9 @@ class Pieces:
             share=share,
         )
         saved = []
-        if self.tape.needs_gradient(weight):
+        if self.tape.needs_gradient(weight) or self.regime.keeps_operands:
             saved.append(operand)
-        if self.tape.needs_gradient(operand):
+        if self.tape.needs_gradient(operand) or self.regime.keeps_operands:
             saved.append(weight)
         self.tape.record(out, [operand, weight], saved=saved)
         return out

@@ -9,8 +9,8 @@ from src.memory.kernels import Kernel, choose_kernel
 from src.memory.size import FLOAT_BYTES
 from src.spec import Checkpointing, Finetune, Gpu, Job, Layout, Method, Precision
 
-_FRESH_GRADIENTS = (Method.ZERO2, Method.ZERO3)
-"""DeepSpeed moves each micro step's gradients to its bucket; others add them in place."""
+_BUCKETED_GRADIENTS = (Method.ZERO2, Method.ZERO3)
+"""DeepSpeed moves each gradient to its bucket as soon as it is there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,8 +28,11 @@ class Regime:
         adapter_bytes: per element of LoRA's adapters.
         tp: tensor-parallel degree.
         splits_sequence: whether what tensor parallelism leaves whole holds 1/tp of the sequence.
-        accumulates: whether gradients of earlier micro steps are there to be added to.
+        accumulates: whether a gradient does not stay: those of earlier micro steps are there to be
+            added to, or a bucket to be moved to.
         tied: whether the head's gradient is added to the token embedding's.
+        keeps_operands: whether every Linear keeps its input and weight, frozen or not, and makes
+            its weight's gradient as a plain tensor (DeepSpeed's `LinearFunctionForZeroStage3`).
         masked: whether attention is given a mask, and so cannot rely on `is_causal`.
         checkpointing: what is kept for the backward pass.
     """
@@ -46,6 +49,7 @@ class Regime:
     splits_sequence: bool
     accumulates: bool
     tied: bool
+    keeps_operands: bool
     masked: bool
     checkpointing: Checkpointing
 
@@ -88,7 +92,6 @@ def regime_of(
     gradient = adapters if job.finetune.is_lora else parameter_bytes
     # FSDP then keeps those of earlier micro steps in fp32, beside autograd's own.
     apart = method.is_fsdp and job.fp32_reduce and gradient != FLOAT_BYTES
-    fresh = apart or method in _FRESH_GRADIENTS
     return Regime(
         parameter_bytes=parameter_bytes,
         compute_bytes=precision.compute_bytes,
@@ -100,8 +103,9 @@ def regime_of(
         adapter_bytes=adapters,
         tp=layout.tp,
         splits_sequence=job.sequence_parallel and layout.tp > 1,
-        accumulates=job.grad_accum > 1 and not fresh,
+        accumulates=method in _BUCKETED_GRADIENTS or (job.grad_accum > 1 and not apart),
         tied=decoder.lm_head.tied,
+        keeps_operands=method is Method.ZERO3,
         masked=masked,
         checkpointing=job.checkpointing,
     )

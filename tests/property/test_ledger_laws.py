@@ -85,7 +85,8 @@ def test_more_shards_never_raise_a_sharded_term(job: Job, method: Method, gpus: 
         ledger_of(step_of(job, method, gpus=count))[Instant.OPTIMIZER_STEP]
         for count in (gpus, gpus + 1)
     )
-    for term in STATES:
+    # DeepSpeed's stages 1 and 2 keep gradients of whole tensors, wherever a run cuts them.
+    for term in STATES if method.is_fsdp else set(STATES) - {Term.GRADIENTS}:
         assert many.get(term, 0) <= few.get(term, 0)
 
 

@@ -230,9 +230,16 @@ def test_a_split_model_never_has_more_states(job: Job, degree: int) -> None:
 
 @given(job=jobs(), method=st.sampled_from(SHARDED), gpus=st.integers(1, 16))
 def test_more_shards_never_need_more(job: Job, method: Method, gpus: int) -> None:
+    """From two on with DeepSpeed, which gathers and reduces nothing on one.
+
+    Its stages 1 and 2 keep gradients of whole tensors, wherever a rank's run cuts them.
+    """
+    gpus *= 2 if method.is_zero else 1
     few, many = (totals(step_of(job, method, gpus=count)) for count in (gpus, 2 * gpus))
+    whole = (Instant.GRADIENT_SYNC, Instant.OPTIMIZER_STEP) if method.is_zero else ()
     for instant in Instant:
-        assert many[instant] <= few[instant] + ROUNDING
+        if instant not in whole:
+            assert many[instant] <= few[instant] + ROUNDING
 
 
 @given(job=jobs(), gpus=st.sampled_from([2, 4, 8]), batch=st.integers(1, 8))

@@ -103,6 +103,10 @@ class FsdpPlacement(Placement):
         """Whole until the root reduces them after everything else."""
         return {Term.UNSHARDED_GRADIENTS: fixed(numel * self.gradient_bytes)}
 
+    def gathered_moments(self) -> tuple[tuple[int, Size], ...]:
+        """While the first block's weights are gathered, and the last one's."""
+        return (0, self.gathered_ahead()), (len(self.counts.blocks) - 1, self.gathered_last())
+
     def gathered_ahead(self) -> Size:
         """Root and first block, each whole and in the buffer that its all-gather filled."""
         return fixed(2 * (self._whole(self.counts.edges) + self._whole(self.counts.blocks[0])))

@@ -80,8 +80,35 @@ class Placement:
         return {Term.WEIGHTS: fixed(self.weights())}
 
     def backward_buffers(self) -> Terms:
-        """Buffers that live as long as the backward pass."""
+        """Buffers that live from the backward pass's first gradient of a parameter to its end."""
         return {}
+
+    def forward_buffers(self) -> Terms:
+        """Those of them that an earlier micro step has left."""
+        return {}
+
+    def head_gradient(self) -> float:
+        """Bytes of the head's gradient where it comes before the buffers."""
+        return 0.0
+
+    def table_gradient(self) -> float:
+        """Bytes of the token embedding's gradient, unless it waits as the head's."""
+        return 0.0
+
+    @property
+    def reducing_blocks(self) -> frozenset[int]:
+        """Blocks during whose backward pass gradients are reduced that have been collected."""
+        return frozenset()
+
+    def reducing(self, index: int) -> Terms:
+        """What that takes while block `index` is at work; -1: the embeddings."""
+        del index
+        return {}
+
+    def reduced_gradients(self, index: int) -> float:
+        """What is kept of collected gradients that were reduced before block `index` is at work."""
+        del index
+        return 0.0
 
     def kept_gradients(self, part: Counts) -> float:
         """What stays of a part's gradients once its backward pass is over."""
@@ -112,13 +139,13 @@ class Placement:
         """Gradients of head and final norm (`numel` trained elements) while blocks run backward."""
         return {Term.GRADIENTS: fixed(numel * self.trained_bytes)}
 
-    def gathered_ahead(self) -> Size:
-        """Whole weights alive while the first ones are gathered for the forward pass."""
-        return ZERO
+    def gathered_moments(self) -> tuple[tuple[int, Size], ...]:
+        """Moments of the forward pass when more is gathered than at its end.
 
-    def gathered_last(self) -> Size:
-        """Whole weights alive while the last block's are gathered for the forward pass."""
-        return ZERO
+        Returns:
+            Blocks that have run, and bytes of whole weights.
+        """
+        return ()
 
     def gathered_forward(self) -> Size:
         """Whole weights alive at the end of the forward pass, where they are sharded."""
@@ -150,6 +177,10 @@ class Placement:
         """The optimizer's own temporaries: see `temporary_bytes`."""
         bytes_ = temporary_bytes(self.job.optimizer, self.kept_tensors(), self.trained_bytes)
         return {Term.OPTIMIZER_TEMPORARIES: fixed(bytes_)} if bytes_ else {}
+
+    def steps(self) -> tuple[Terms, ...]:
+        """Gradients and temporaries while the optimizer is called; alternatives."""
+        return ({Term.GRADIENTS: fixed(self.gradients_at_step()), **self.step()},)
 
     def gradients_at_step(self) -> float:
         """Gradients alive while the optimizer runs."""

@@ -1,27 +1,46 @@
-"""DeepSpeed's ZeRO: a flat fp32 partition of 1/N, gradients through buckets."""
+"""DeepSpeed's ZeRO stages 1 and 2: whole weights, a flat fp32 partition of 1/N, one reduce bucket.
+
+Source: `deepspeed/runtime/zero/stage_1_and_2.py`, release 0.19.8, and runs of it.
+Letters: T trained elements, N ranks, t = T / N of a rank's run, w elements of the tensors that
+reach into it, p bytes of a weight, g of an accumulated gradient, c of a reduced one, b elements of
+the bucket.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from src.memory.counts import Counts, Tensor
 from src.memory.optimizers import state_bytes, temporary_bytes
+from src.memory.placement.partitions import (
+    ALIGNMENT,
+    EMBEDDINGS,
+    Reduction,
+    Share,
+    pinned_bytes,
+    placed_tensors,
+    reductions,
+    rounded_up,
+    shares,
+)
 from src.memory.placement.whole import Placement
-from src.memory.size import FLOAT_BYTES, ZERO, Size, fixed
-from src.memory.tape import Terms
+from src.memory.size import FLOAT_BYTES, Size, fixed
+from src.memory.tape import Terms, merged
 from src.memory.terms import Term
-from src.spec import Method, Precision
+from src.spec import Method, Offload, Precision
 
-SUB_GROUP = 1e9
-"""Elements that stage 3 steps at once (`sub_group_size`)."""
+NORM_BYTES = 8
+"""Gradient norms are taken of fp64 copies (`get_norm_dtype`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroPlacement(Placement):
-    """DeepSpeed ZeRO stage 1, 2 or 3 (`deepspeed/runtime/zero/stage_1_and_2.py`, `stage3.py`).
+    """What all stages have in common, and stages 1 and 2.
 
     Weights are in half precision (fp32 with `precision=fp32`), the optimizer works on a flat fp32
-    partition of 1/N; gradients are reduced through a bucket of `zero.reduce_bucket_size` elements.
+    partition.
     """
 
     @property
@@ -31,116 +50,267 @@ class ZeroPlacement(Placement):
 
     @property
     def model_bytes(self) -> int:
-        """Bytes per element of the engine's weights and gradients."""
+        """Bytes p per element of the engine's weights and gradients."""
         return 4 if self.job.precision is Precision.FP32 else 2
+
+    @property
+    def accumulated_bytes(self) -> int:
+        """Bytes g (`data_types.grad_accum_dtype`)."""
+        return FLOAT_BYTES if self.job.zero.fp32_gradients else self.model_bytes
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Bytes c (`communication_data_type`)."""
+        return FLOAT_BYTES if self.job.fp32_reduce else self.model_bytes
+
+    @property
+    def offloads(self) -> bool:
+        """Whether optimizer states, and so the fp32 partition, are in host memory."""
+        return self.job.offload is not Offload.NONE
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether reduced gradients go straight into a flat fp32 partition."""
+        return self.accumulated_bytes != self.model_bytes
 
     @property
     def gradient_term(self) -> Term:
         """Stage 1 keeps whole gradients; later stages do not."""
         return Term.GRADIENTS if self.stage == 1 else Term.UNSHARDED_GRADIENTS
 
-    def _partition(self) -> float:
-        """Trained elements of one rank's flat partition."""
-        return self.counts.all.trained / self.layout.shard
+    @cached_property
+    def trained(self) -> int:
+        """Elements T."""
+        return round(self.counts.all.trained)
+
+    @cached_property
+    def partition(self) -> int:
+        """Elements t, padded."""
+        shard = self.layout.shard
+        return rounded_up(self.trained, ALIGNMENT * shard) // shard
+
+    @cached_property
+    def shares(self) -> tuple[Share, ...]:
+        """Every rank's run."""
+        return shares(self.decoder, self.job.finetune, self.layout.shard)
+
+    @cached_property
+    def reductions(self) -> tuple[Reduction, ...]:
+        """Every emptying of the bucket; in stage 1 after the backward pass, in model order."""
+        return reductions(
+            self.decoder,
+            self.job.finetune,
+            self.layout.shard,
+            self.job.zero.reduce_bucket_size,
+            backward=self.stage > 1,
+        )
+
+    @cached_property
+    def largest(self) -> int:
+        """Elements of the largest trained tensor."""
+        tensors = placed_tensors(self.decoder, self.job.finetune)
+        return max(tensor.numel for tensor in tensors if tensor.trained)
 
     def weights(self) -> float:
-        """Whole in stages 1 and 2, 1/N in stage 3 with small tensors whole."""
-        everything = self.counts.all.base + self.counts.all.adapters
-        if self.stage < 3:
-            return everything * self.model_bytes
-        persistent = self.counts.all.small
-        shard = (everything - persistent) / self.layout.shard
-        return (shard + persistent) * self.model_bytes
+        """`p * P`: adapters are cast with everything else."""
+        return (self.counts.all.base + self.counts.all.adapters) * self.model_bytes
 
     def kept_tensors(self) -> tuple[Tensor, ...]:
         """The flat fp32 partition is one tensor."""
-        numel = self._partition()
-        return (Tensor(shape=(round(numel),), numel=numel),)
+        return (Tensor(shape=(self.partition,), numel=self.partition),)
 
     def optimizer_states(self) -> float:
         """States of the fp32 partition."""
         return state_bytes(self.job.optimizer, self.kept_tensors(), FLOAT_BYTES)
 
     def static(self) -> Terms:
-        """Weights, fp32 partition, states; stage 3 also its flat gradients and reduce bucket."""
-        terms = {
-            Term.WEIGHTS: fixed(self.weights()),
-            Term.MASTER_WEIGHTS: fixed(self._partition() * FLOAT_BYTES),
+        """Weights, fp32 partition, states; offloaded: weights, a buffer of the largest tensor."""
+        weights = {Term.WEIGHTS: fixed(self.weights())}
+        if self.offloads:
+            buffer = self.largest * self.model_bytes
+            return {**weights, Term.COMMUNICATION_BUFFERS: fixed(buffer)}
+        return {
+            **weights,
+            Term.MASTER_WEIGHTS: fixed(self.partition * FLOAT_BYTES),
             Term.OPTIMIZER_STATES: fixed(self.optimizer_states()),
         }
-        if self.stage == 3:
-            terms[Term.GRADIENTS] = fixed(self._partition() * self.model_bytes)
-            terms[Term.COMMUNICATION_BUFFERS] = fixed(self._bucket())
-        return terms
+
+    def host(self) -> Size:
+        """Page-locked: fp32 partition and gradient, weights on their way back, one tensor's buffer.
+
+        Between micro steps also the gradients of the tensors that reach into the partition. The
+        states are pageable.
+        """
+        p, t = self.model_bytes, self.partition
+        if not self.offloads:
+            return fixed(0)
+        pinned = [FLOAT_BYTES * t, FLOAT_BYTES * t, p * t, p * self.largest]
+        total = sum(map(pinned_bytes, pinned)) + self.optimizer_states()
+        if self.job.grad_accum > 1 and not self.is_compact:
+            total += pinned_bytes(p * max(share.whole for share in self.shares))
+        return fixed(total)
 
     def load(self) -> Terms:
-        """Weights and their fp32 partition."""
-        return {
-            Term.WEIGHTS: fixed(self.weights()),
-            Term.MASTER_WEIGHTS: fixed(self._partition() * FLOAT_BYTES),
-        }
+        """Weights, and the fp32 partition where it stays on the GPU."""
+        terms = self.static()
+        return {key: terms[key] for key in (Term.WEIGHTS, Term.MASTER_WEIGHTS) if key in terms}
 
-    def _bucket(self) -> float:
-        """The reduce bucket; it is allocated whole, however small the model."""
-        return self.job.zero.reduce_bucket_size * self.model_bytes
+    @property
+    def waiting_bytes(self) -> int:
+        """Per element of a whole gradient that stage 1 keeps."""
+        return self.accumulated_bytes
+
+    def forward_buffers(self) -> Terms:
+        """Stage 1 gives its bucket back when it reduces: after the last micro step."""
+        leaves = self.stage == 1 and self.job.grad_accum > 1
+        return self.backward_buffers() if leaves else {}
 
     def backward_buffers(self) -> Terms:
-        """Stages 1 and 2 allocate their bucket for the backward pass."""
-        if self.stage == 3:
-            return {}
-        return {Term.COMMUNICATION_BUFFERS: fixed(self._bucket())}
+        """The bucket, allocated whole, however small the model: `p b`, in stage 1 `g b`."""
+        bytes_ = self.waiting_bytes if self.stage == 1 else self.model_bytes
+        return {Term.COMMUNICATION_BUFFERS: fixed(self.job.zero.reduce_bucket_size * bytes_)}
 
     def kept_gradients(self, part: Counts) -> float:
-        """Stage 1: whole; stage 2: 1/N of the averaged gradient; stage 3: in its static buffer."""
-        if self.stage == 3:
+        """Stage 1: `g` per element. Stage 2: see `reduced_gradients`."""
+        return part.trained * self.waiting_bytes if self.stage == 1 else 0.0
+
+    def reduced_gradients(self, index: int) -> float:
+        """Stage 2: what this rank keeps of gradients reduced before block `index` is at work."""
+        if self.stage == 1:
             return 0.0
-        return part.trained * self.model_bytes / (1 if self.stage == 1 else self.layout.shard)
+        return self._reduced(sum(one.elements for one in self.reductions if one.block > index))
+
+    def _reduced(self, elements: int) -> float:
+        """What the fullest rank keeps once so many gradients have been reduced, last ones first."""
+        waits = self.is_compact and self.keeps_gradients_between_steps
+        if waits or not elements:
+            return 0.0
+        return self._owned(self.shares[(self.trained - elements) // self.partition :])
+
+    def _owned(self, shares: Sequence[Share]) -> float:
+        """`p w`: every tensor that reaches into the run, whole; compact: `4 t`; offloaded: none."""
+        if self.is_compact:
+            return float(FLOAT_BYTES * self.partition)
+        if self.offloads:
+            return 0.0
+        return float(self.model_bytes * max(share.whole for share in shares))
+
+    @cached_property
+    def owned_gradients(self) -> float:
+        """The fullest rank's, once all are reduced."""
+        return self._owned(self.shares)
+
+    def waiting_gradients(self) -> Terms:
+        """Stage 1: whole ones; stage 2: this rank's."""
+        whole = self.trained * self.waiting_bytes
+        return {Term.GRADIENTS: fixed(whole if self.stage == 1 else self.owned_gradients)}
 
     def edge_gradients(self, numel: float) -> Terms:
-        """As any other part's."""
-        divisor = {1: 1, 2: self.layout.shard, 3: 0}[self.stage]
-        kept = numel * self.model_bytes / divisor if divisor else 0.0
-        return {Term.GRADIENTS: fixed(kept)}
+        """Whole: kept in stage 1; else a tied weight's, which waits for the embedding's."""
+        if self.stage == 1:
+            return {Term.GRADIENTS: fixed(numel * self.waiting_bytes)}
+        return {Term.UNSHARDED_GRADIENTS: fixed(numel * self.model_bytes)}
 
-    def _live(self) -> Size:
-        """Stage 3: whole weights kept for reuse: up to `max_live_parameters`, two blocks at least.
+    def head_gradient(self) -> float:
+        """The head's gradient when the bucket is allocated for it."""
+        head = self.decoder.head.num_parameters if self.counts.all.trains_base else 0
+        return head * self.model_bytes
 
-        A released parameter that comes again within `stage3_max_reuse_distance` (1e9) is not
-        released, so a small model stays whole.
+    def table_gradient(self) -> float:
+        """The token embedding's, whole."""
+        if self.regime.tied or not self.counts.all.trains_base:
+            return 0.0
+        table = self.decoder.token_embedding
+        return table.rows * table.width * self.model_bytes
+
+    @property
+    def reducing_blocks(self) -> frozenset[int]:
+        """Blocks during whose backward pass the bucket is emptied first, second and last."""
+        found = [one.block for one in self.reductions[:-1] if one.block != EMBEDDINGS]
+        return frozenset(found[:2] + found[-1:]) if self.stage > 1 else frozenset()
+
+    def reducing(self, index: int) -> Terms:
+        """What emptying the bucket takes while block `index` is at work."""
+        within = [one for one in self.reductions[:-1] if one.block == index]
+        if not within or self.stage == 1:
+            return {}
+        bytes_ = max(self.reduction_bytes(one) for one in within)
+        return {Term.COMMUNICATION_BUFFERS: fixed(bytes_)}
+
+    def reduction_bytes(self, one: Reduction) -> float:
+        """A copy of the bucket unless it is one rank's, and one in another dtype to reduce.
+
+        A tensor larger than the bucket keeps its own gradient meanwhile.
         """
-        if self.stage < 3:
-            return ZERO
-        everything = self.counts.all.base + self.counts.all.adapters - self.counts.all.small
-        block = self.counts.largest_block
-        least = 2 * (block.base + block.adapters) + self.counts.edges.largest
-        ahead = self.job.zero.max_live_parameters + self.job.zero.prefetch_bucket_size
-        return fixed(min(everything, max(least, ahead)) * self.model_bytes)
+        held = self.waiting_bytes if self.stage == 1 else self.model_bytes
+        split = one.owners > 1 or (self.is_compact and one.tensors > 1)
+        copies = held * split + (self.reduced_bytes if self.reduced_bytes != held else 0)
+        own = held if one.elements > self.job.zero.reduce_bucket_size else 0
+        return one.elements * (copies + own)
 
-    def gathered_forward(self) -> Size:
-        """See `_live`."""
-        return self._live()
+    @property
+    def added_bytes(self) -> int:
+        """Compact: a piece of the run in fp32 before it is added to it."""
+        if not self.is_compact or self.reduced_bytes == FLOAT_BYTES:
+            return 0
+        return FLOAT_BYTES * max(share.largest for share in self.shares)
 
-    def gathered_backward(self, index: int) -> Size:
-        """See `_live`."""
-        del index
-        return self._live()
+    def sync(self) -> tuple[Terms, ...]:
+        """The last emptying (stage 1: every one), then what this rank keeps."""
+        if self.stage == 1:
+            return self._sync_whole()
+        waiting = self.waiting_gradients() if self.keeps_gradients_between_steps else {}
+        last = self.reductions[-1]
+        kept = self._reduced(last.after)
+        if self.is_compact:
+            kept, waiting = self.owned_gradients, {}
+        during = {
+            Term.GRADIENTS: fixed(kept),
+            Term.COMMUNICATION_BUFFERS: fixed(self.reduction_bytes(last) + self.added_bytes),
+        }
+        return merged(waiting, during), merged(waiting, self._moved())
 
-    def gathered_edges(self) -> Size:
-        """See `_live`."""
-        return self._live()
+    def _moved(self) -> Terms:
+        """Gradients of the run copied out of the bucket; offloaded: one in fp64 for its norm."""
+        terms = {Term.GRADIENTS: fixed(self.owned_gradients)}
+        if self.offloads:
+            norm = NORM_BYTES * max(share.largest for share in self.shares)
+            terms[Term.OPTIMIZER_TEMPORARIES] = fixed(norm)
+        return terms
+
+    def _sync_whole(self) -> tuple[Terms, ...]:
+        """Gradients move into the bucket one by one, so a copy takes the place of those in it."""
+        kept = self.owned_gradients if self.is_compact else 0.0
+        found = [{Term.GRADIENTS: fixed(self.trained * self.waiting_bytes)}]
+        for one in self.reductions:
+            left = (self.trained - one.after - one.elements) * self.waiting_bytes
+            during = {
+                Term.GRADIENTS: fixed(left + kept),
+                Term.COMMUNICATION_BUFFERS: fixed(self.reduction_bytes(one) + self.added_bytes),
+            }
+            kept = self.owned_gradients
+            found += [during, merged({Term.GRADIENTS: fixed(left)}, self._moved())]
+        return tuple(found)
 
     @property
     def keeps_gradients_between_steps(self) -> bool:
-        """Stage 3's gradients are in its static buffer."""
-        return self.job.grad_accum > 1 and self.stage < 3
+        """When micro steps accumulate; stage 2's offloaded gradients wait in host memory."""
+        on_host = self.stage == 2 and self.offloads and not self.is_compact
+        return self.job.grad_accum > 1 and not on_host
 
-    def gradients_at_step(self) -> float:
-        """Only the partition's gradient is left in stages 1 and 2."""
-        return 0.0 if self.stage == 3 else self._partition() * self.model_bytes
-
-    def step(self) -> Terms:
-        """The partition's gradient in fp32 (stage 3: per 1e9 elements); the optimizer's own."""
-        elements = self._partition() if self.stage < 3 else min(self._partition(), SUB_GROUP)
-        group = [Tensor(shape=(round(elements),), numel=elements)]
-        own = temporary_bytes(self.job.optimizer, group, FLOAT_BYTES)
-        return {Term.OPTIMIZER_TEMPORARIES: fixed(elements * FLOAT_BYTES + own)}
+    def steps(self) -> tuple[Terms, ...]:
+        """The norm; the run's gradients joined and in fp32 beside their sources; the optimizer."""
+        kept = {Term.GRADIENTS: fixed(self.owned_gradients)}
+        if self.offloads:
+            return (kept,)
+        norms = (NORM_BYTES * share.largest for share in self.shares)
+        norm = {**kept, Term.OPTIMIZER_TEMPORARIES: fixed(max(norms))}
+        fp32 = FLOAT_BYTES * self.partition
+        own = temporary_bytes(self.job.optimizer, self.kept_tensors(), FLOAT_BYTES)
+        step = {Term.OPTIMIZER_TEMPORARIES: fixed(fp32 + own)}
+        if self.is_compact:
+            return norm, step
+        joined = fp32
+        if self.model_bytes != FLOAT_BYTES and any(share.pieces > 1 for share in self.shares):
+            joined += self.model_bytes * self.partition
+        return norm, {**kept, Term.OPTIMIZER_TEMPORARIES: fixed(joined)}, step

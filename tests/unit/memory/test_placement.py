@@ -76,10 +76,12 @@ def test_states_and_temporaries_of_each_optimizer(
 @pytest.mark.parametrize("shards", [2, 4, 8])
 def test_deepspeed_in_half_precision_keeps_an_fp32_partition(shards: int) -> None:
     n = shards
-    assert per_parameter(JOB, Method.ZERO1, n) == near(
-        weights=2, master_weights=4 / n, gradients=2 / n, optimizer_states=8 / n,
-        optimizer_temporaries=4 / n,
-    )  # fmt: skip
+    one = per_parameter(JOB, Method.ZERO1, n)
+    # The tensors at both ends of a run are whole: at most two of the 103M of the embedding.
+    assert 2 / n <= one.pop(Term.GRADIENTS) <= 2 / n + 2 * 103e6 / 1316e6
+    assert one == near(
+        weights=2, master_weights=4 / n, optimizer_states=8 / n, optimizer_temporaries=6 / n
+    )
     assert per_parameter(JOB, Method.ZERO2, n) == per_parameter(JOB, Method.ZERO1, n)
     three = per_parameter(JOB, Method.ZERO3, n)
     assert three[Term.WEIGHTS] == pytest.approx(2 / n, rel=0.01)
@@ -90,8 +92,9 @@ def test_deepspeed_in_half_precision_keeps_an_fp32_partition(shards: int) -> Non
 def test_stages_differ_in_the_gradients_they_keep_through_backward(method: Method) -> None:
     cells = ledger_of(step_of(JOB, method, gpus=4))[Instant.FIRST_BLOCK_BACKWARD]
     whole = 2 * everything(JOB, method).base
-    kept = whole if method is Method.ZERO1 else whole / 4
-    assert cells[Term.GRADIENTS] == pytest.approx(kept, rel=0.05)
+    fullest = 2 * max(share.whole for share in parts(JOB, method).placement.shares)
+    kept = whole if method is Method.ZERO1 else fullest
+    assert cells[Term.GRADIENTS] == pytest.approx(kept, abs=4096)
 
 
 def test_small_tensors_stay_whole_in_stage_three() -> None:
@@ -100,12 +103,13 @@ def test_small_tensors_stay_whole_in_stage_three() -> None:
         for threshold in (0, 10**9)
     )
     count = everything(JOB, Method.ZERO3).base
-    weights = [parts(job, Method.ZERO3).placement.weights() for job in (none, all_)]
-    assert weights == [2 * count / 4, 2 * count]
+    placements = [parts(job, Method.ZERO3).placement for job in (none, all_)]
+    assert [one.weights() for one in placements] == [2 * count / 4] * 2
+    assert [one.persistent for one in placements] == [0, 2 * count]
 
 
 @pytest.mark.parametrize(
-    ("live", "gathered"), [(0, "blocks"), (600_000_000, "limit"), (10**10, "all")]
+    ("live", "gathered"), [(0, "reused"), (600_000_000, "limit"), (10**10, "all")]
 )
 def test_stage_three_keeps_whole_weights_up_to_its_limit(live: int, gathered: str) -> None:
     zero = ZeroBuffers(
@@ -114,11 +118,11 @@ def test_stage_three_keeps_whole_weights_up_to_its_limit(live: int, gathered: st
     mine = parts(replace(JOB, zero=zero), Method.ZERO3)
     table = 50272 * 2048
     elements = {
-        "blocks": 2 * mine.counts.largest_block.base + table,
-        "limit": live,
+        "reused": 10**9 // 3,
+        "limit": live + table,
         "all": mine.counts.all.base,
     }[gathered]
-    assert mine.placement.gathered_backward(3).fixed == 2 * elements
+    assert mine.placement.gathered_loss().fixed == 2 * elements
 
 
 @pytest.mark.parametrize("index", range(LAYERS))
