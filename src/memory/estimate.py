@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from src.memory.columns import Column, answer, columns
+from src.memory.columns import answer, columns
+from src.memory.instants import Column
 from src.memory.levels import level_model
 from src.memory.size import Shape
 from src.memory.terms import Instant, Term
