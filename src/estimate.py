@@ -20,7 +20,7 @@ from src.config import (
 )
 from src.errors import UserError
 from src.plan.result import Report
-from src.report import progress_bar, render, render_listing, write_plot
+from src.report import progress_bar, render, render_listing, write_page, write_plot
 
 
 def estimate(**keys: Any) -> Report:
@@ -32,7 +32,7 @@ def estimate(**keys: Any) -> Report:
     Raises:
         UserError: a key or a value is not allowed.
     """
-    for key in ("format", "plot", "snapshot", "list"):
+    for key in ("format", "plot", "snapshot", "report", "list"):
         if key in keys:
             allowed = "for the command line only; src.report renders a report"
             raise UserError(key=key, value=keys[key], allowed=allowed)
@@ -56,6 +56,8 @@ def run(arguments: list[str]) -> int:
             answer.write_snapshot(output.snapshot)
         if output.plot is not None:
             write_plot(report, output.plot, answer.timeline())
+        if output.page is not None:
+            write_page(report, output.page, answer.timeline())
     emit(render(report, output.format))
     if output.format == "csv":
         sys.stderr.writelines(f"warning: {warning}\n" for warning in report.warnings)

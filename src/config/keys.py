@@ -26,6 +26,7 @@ from src.spec import (
 FORMATS = ("table", "json", "csv")
 LISTINGS = ("models", "gpus", "methods")
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+PAGE_SUFFIXES = (".html",)
 SNAPSHOT_SUFFIXES = (".pickle", ".pkl")
 
 
@@ -123,6 +124,11 @@ KEYS: dict[str, Key] = {
     "snapshot": Key(
         allowed=f"FILE{_choices(SNAPSHOT_SUFFIXES).replace(' | ', '|')} | null",
         meaning="dry run of one method, for pytorch.org/memory_viz",
+        kind=ValueKind.OPTIONAL_TEXT,
+    ),
+    "report": Key(
+        allowed="FILE.html | null",
+        meaning="writes the answer as a page that needs no network",
         kind=ValueKind.OPTIONAL_TEXT,
     ),
     "list": Key(

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from src.config.gpu import resolve_gpu
-from src.config.keys import FORMATS, KEYS, LISTINGS, PLOT_SUFFIXES, SNAPSHOT_SUFFIXES
+from src.config.keys import FORMATS, KEYS, LISTINGS, PAGE_SUFFIXES, PLOT_SUFFIXES, SNAPSHOT_SUFFIXES
 from src.config.lengths import resolve_seq_len
 from src.config.model import resolve_model
 from src.errors import UserError, unknown_name
@@ -71,12 +71,14 @@ class Output:
         format: one of FORMATS.
         plot: the picture's file; None: no picture.
         snapshot: the file for PyTorch's memory viewer; None: no snapshot.
+        page: the file of the HTML page; None: no page.
         listing: one of LISTINGS, printed in place of an answer; None: the answer.
     """
 
     format: str
     plot: Path | None
     snapshot: Path | None
+    page: Path | None
     listing: str | None
 
 
@@ -96,6 +98,7 @@ def to_output(cfg: DictConfig) -> Output:
         format=form,
         plot=output_file(keys, "plot", PLOT_SUFFIXES, allowed=KEYS["plot"].allowed),
         snapshot=snapshot,
+        page=output_file(keys, "report", PAGE_SUFFIXES, allowed=KEYS["report"].allowed),
         listing=listing,
     )
 

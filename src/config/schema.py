@@ -84,4 +84,5 @@ class EstimateConfig:
     format: str = MISSING
     plot: str | None = None
     snapshot: str | None = None
+    report: str | None = None
     list: str | None = None

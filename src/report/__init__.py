@@ -14,9 +14,20 @@ from src.report.progress import progress_bar
 if TYPE_CHECKING:
     from src.measure.timeline import Timeline
 
-__all__ = ["progress_bar", "render", "render_listing", "write_plot"]
+__all__ = ["progress_bar", "render", "render_listing", "write_page", "write_plot"]
 
 _MIN_WIDTH, _MAX_WIDTH = 80, 120
+
+
+def write_page(report: Report, path: Path, timeline: Timeline | None = None) -> None:
+    """Write the report as one self-contained HTML file.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    from src.report.page import write_page as write
+
+    write(report, path, timeline)
 
 
 def write_plot(report: Report, path: Path, timeline: Timeline | None = None) -> None:

@@ -54,7 +54,15 @@ def test_bytes_are_integers_and_values_are_kept(report: Report) -> None:
 def test_request_has_every_key_of_the_configuration(report: Report) -> None:
     request = json.loads(render(report, "json"))["request"]
     cfg = compose_keywords({})
-    only_for_the_command = {"format", "plot", "snapshot", "list", "trust_remote_code", "dryrun"}
+    only_for_the_command = {
+        "format",
+        "plot",
+        "snapshot",
+        "report",
+        "list",
+        "trust_remote_code",
+        "dryrun",
+    }
     assert set(request) == {str(key) for key in cfg} - only_for_the_command
     assert set(request["finetune"]) == set(cfg.finetune)
     assert request["zero"] == dict(cfg.zero)
