@@ -8,7 +8,8 @@ from torch import nn
 
 from src.errors import UserError
 from src.measure.build import is_linear
-from src.memory import unsplit_adapters
+from src.measure.expert_parallel import check_experts, is_experts, split_experts
+from src.memory import unsplit_adapters, whole_experts
 from src.spec import Job
 
 COLUMNS = frozenset(
@@ -54,12 +55,8 @@ def plan(model: nn.Module, blocks: list[nn.Module], degree: int) -> dict[str, st
             if is_linear(module):
                 place = _place(adapted_name(path), module, degree)
                 found[f"{names[id(block)]}.{path}"] = place
-            elif any(p.dim() == 3 for p in module.parameters(recurse=False)):
-                raise UserError(
-                    key="method",
-                    value="tp",
-                    allowed=f"no tensor-parallel plan for the experts in {path}; use fsdp",
-                )
+            elif is_experts(module):
+                check_experts(path, module, degree)
     return found
 
 
@@ -172,8 +169,13 @@ def parallelize(model: nn.Module, blocks: list[nn.Module], mesh: Any, job: Job) 
     if not any(is_whole.values()):
         divide_heads(blocks, mesh.size())
         _divide_alibi(model, mesh.size())
+    experts = [module for block in blocks for module in block.modules() if is_experts(module)]
+    for module in experts:
+        split_experts(module, mesh)
     added = []
     if sequence_parallel:
+        if experts:
+            raise whole_experts(job)
         firsts = [adapted_name(name) for name, place in found.items() if place == "columns"]
         added = around(model, blocks, firsts)
     # Hooks run in the order of their registration: gathered before a Linear takes its input.

@@ -9,8 +9,8 @@ from src.memory.kernels import Kernel, choose_kernel, implementation
 from src.memory.levels import LevelModel, level_model
 from src.memory.llmem import llmem_step
 from src.memory.mixed_dtypes import mixed_dtypes
+from src.memory.sequence_limits import unsplit_adapters, whole_experts
 from src.memory.terms import Instant, Term
-from src.memory.unsplit_adapters import unsplit_adapters
 
 __all__ = [
     "Estimate",
@@ -30,4 +30,5 @@ __all__ = [
     "mixed_dtypes",
     "peak_allocated",
     "unsplit_adapters",
+    "whole_experts",
 ]

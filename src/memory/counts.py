@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from src.architecture import Block, Decoder
-from src.architecture.ops import Embed, Linear, Parallel
+from src.architecture.ops import Embed, Experts, Linear, Parallel
 from src.memory.lowering import is_target
 from src.spec import Finetune
 
@@ -96,7 +96,9 @@ class Tensor:
 def block_tensors(block: Block, *, finetune: Finetune, tp: int, adapts: bool) -> Iterator[Tensor]:
     """The parameters of a block, in the order of its operations; arguments as in `count_block`."""
     for op in block.ops:
-        split = isinstance(op, Linear) and op.parallel is not Parallel.REPLICATED
+        split = isinstance(op, Experts) or (
+            isinstance(op, Linear) and op.parallel is not Parallel.REPLICATED
+        )
         for parameter in op.parameters():
             whole_bias = isinstance(op, Linear) and op.parallel.splits_inputs
             divide = split and not (whole_bias and len(parameter.shape) == 1)

@@ -187,16 +187,17 @@ class Lowering(Pieces):
         """Tokens sorted by expert, two grouped matrix multiplies, weighted sum.
 
         `top_k` copies of each token, balanced; transformers' `grouped_mm` implementation, which is
-        not on autocast's list and takes its input to the weights' dtype.
+        not on autocast's list and takes its input to the weights' dtype. Tensor parallelism splits
+        each expert's width and sums what they give in place.
         """
         routed = self.tape.tensor(op.num_experts, FLOAT_BYTES)
         self.tape.record(routed, [router], saved=[routed])
         trained, copies = self.regime.trains_weights, op.top_k
-        stacked = op.num_experts * op.intermediate * op.width
+        stacked = op.num_experts * op.intermediate * op.width / self.regime.tp
         taken = self.cast(
             self.copy(source, copies * op.width, upcast=False), self.regime.parameter_bytes
         )
-        inner = copies * op.intermediate
+        inner = copies * op.intermediate / self.regime.tp
         joint = self.product(taken, self.stored(2 * stacked, trained=trained), 2 * inner, 1.0)
         gate, up = self.tape.view(joint, inner), self.tape.view(joint, inner)
         product = self.multiply(self.activation(op.function, gate), up)

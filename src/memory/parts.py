@@ -11,10 +11,10 @@ from src.memory.mixed_dtypes import check_uniform_dtypes
 from src.memory.placement import Placement, place
 from src.memory.profile import Profile, profile
 from src.memory.regime import Regime, regime_of
+from src.memory.sequence_limits import check_sequence_parallel
 from src.memory.size import FLOAT_BYTES, fixed, per_token
 from src.memory.tape import Terms, merged
 from src.memory.terms import Term
-from src.memory.unsplit_adapters import check_adapters
 from src.spec import Checkpointing, Gpu, Job, Layout, Method
 
 INPUT_BYTES_PER_TOKEN = 3 * 8
@@ -61,7 +61,7 @@ def parts_of(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Parts:
     """
     decoder = describe(job.model)
     check_uniform_dtypes(decoder, job, method, layout)
-    check_adapters(decoder, job, layout)
+    check_sequence_parallel(decoder, job, layout)
     regime = regime_of(decoder, job, method, layout, gpu)
     counts = count_model(
         decoder,

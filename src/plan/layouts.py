@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from src.architecture import Decoder
+from src.architecture.ops import Experts, Linear, Parallel
 from src.errors import UserError
 from src.spec import Cluster, Job, Layout, Method, Request, refusal, uneven_sequence
 
@@ -22,10 +23,11 @@ class Candidate:
 def tensor_parallel_degrees(decoder: Decoder, cluster: Cluster) -> tuple[int, ...]:
     """Degrees above 1 that divide the GPUs, the heads and the key/value heads and fit a node.
 
-    None for a mixture of experts: how its stacked experts are split is not in the formula.
+    None for experts with biases (gpt-oss's are interleaved too) or with an attention that is split
+    by no plan (DeepSeek's).
     """
     heads = decoder.attention
-    if decoder.has_experts:
+    if decoder.has_experts and not _splits_experts(decoder):
         return ()
     return tuple(
         degree
@@ -34,7 +36,18 @@ def tensor_parallel_degrees(decoder: Decoder, cluster: Cluster) -> tuple[int, ..
         and cluster.node_size % degree == 0
         and heads.num_heads % degree == 0
         and heads.num_kv_heads % degree == 0
+        and all(experts.intermediate % degree == 0 for experts in _experts(decoder))
     )
+
+
+def _experts(decoder: Decoder) -> tuple[Experts, ...]:
+    return tuple(op for block in decoder.blocks for op in block.ops if isinstance(op, Experts))
+
+
+def _splits_experts(decoder: Decoder) -> bool:
+    linears = (op for block in decoder.blocks for op in block.ops if isinstance(op, Linear))
+    whole = any(op.is_attention and op.parallel is Parallel.REPLICATED for op in linears)
+    return not whole and not any(experts.bias for experts in _experts(decoder))
 
 
 def candidates(request: Request, decoder: Decoder | None) -> tuple[Candidate, ...]:
@@ -172,7 +185,7 @@ def _refuse(
     elif decoder is None:
         allowed = _UNKNOWN_HEADS
     elif decoder.has_experts:
-        allowed = "tensor parallelism of a mixture of experts is not known to the formula"
+        allowed = "there is no tensor-parallel plan for this mixture of experts"
     elif not degrees:
         allowed = f"no tensor-parallel degree divides the model's heads on gpus={num_gpus}"
     elif method is Method.TP:

@@ -79,6 +79,21 @@ def test_adapters_that_stay_whole_do_not_go_with_a_split_sequence() -> None:
             answer()
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_experts_are_split_as_transformers_splits_them(name: str, checkpointing: str) -> None:
+    settings = {**TP, "checkpointing": checkpointing, "sequence_parallel": False}
+    formula, simulated, rounding = sizes(name, **settings)
+    assert abs(formula - simulated) <= rounding
+
+
+def test_experts_do_not_go_with_a_split_sequence() -> None:
+    case = case_of("mixtral", **TP)
+    for answer in (lambda: estimate_step(case.step), lambda: dry_run(case)):
+        with pytest.raises(UserError, match="sequence_parallel=true: false: there is no plan"):
+            answer()
+
+
 def test_the_group_has_to_divide_the_sequence() -> None:
     with pytest.raises(UserError, match="seq_len=31: a multiple of"):
         sizes("opt", **TP, seq_len=31)

@@ -9,9 +9,9 @@ import pytest
 from src.architecture import describe
 from src.errors import UserError
 from src.memory import Instant, Term, estimate_step, ledger_of
-from src.memory.counts import trained_tensors
+from src.memory.counts import count_model, trained_tensors
 from src.memory.tape import Tape
-from src.spec import Checkpointing, Job, Layout, Method, Precision, Step
+from src.spec import Checkpointing, Finetune, Job, Layout, Method, Precision, Step
 from tests.jobs import LORA, gpu, zoo_model
 
 BLOCKS, BATCH, SEQUENCE, HIDDEN = 24, 4, 512, 2048
@@ -100,3 +100,11 @@ def test_adapters_follow_what_is_split_outside_their_linear(
     decoder = describe(zoo_model(name))
     tensors = trained_tensors(decoder, finetune=replace(LORA, targets=("q_proj",)), tp=2)
     assert [tensor.numel for tensor in tensors[:2]] == [first, second]
+
+
+def test_every_expert_is_split_over_the_group() -> None:
+    """Mixtral's block: 8 experts of 3 x 4096 x 14336, an attention of 2 x 4096 x (4096 + 1024)."""
+    decoder = describe(zoo_model("mixtral-8x7b"))
+    whole, halves = (count_model(decoder, finetune=Finetune(), tp=tp).blocks[0] for tp in (1, 2))
+    split = 8 * 3 * 4096 * 14336 + 2 * 4096 * (4096 + 1024)
+    assert whole.base - halves.base == split / 2

@@ -55,7 +55,9 @@ def test_one_gpu_compares_single_alone() -> None:
         ("gemma-2b", 8, 8, ()),  # one key/value head
         ("qwen2.5-0.5b", 4, 4, (2,)),  # 14 heads, 2 key/value heads
         ("opt-1.3b", 3, 8, ()),
-        ("mixtral-8x7b", 8, 8, ()),  # experts
+        ("mixtral-8x7b", 8, 8, (2, 4, 8)),  # experts of 14336
+        ("gpt-oss-20b", 8, 8, ()),  # experts with biases
+        ("deepseek-v2-lite", 8, 8, ()),  # an attention that no plan splits
     ],
 )
 def test_tensor_parallel_degrees(name: str, gpus: int, per_node: int, degrees) -> None:
@@ -71,7 +73,7 @@ def test_tensor_parallel_degrees(name: str, gpus: int, per_node: int, degrees) -
         (request(gpus=1, methods=(Method.DDP_TP,)), "method=ddp[+]tp: needs 2 GPUs"),
         (request(tp=3), "tp=3: has to divide gpus=4, 32 heads"),
         (request("gemma-2b", methods=(Method.TP,)), "no tensor-parallel degree"),
-        (request("mixtral-8x7b", gpus=8, methods=(Method.FSDP_TP,)), "mixture of experts"),
+        (request("gpt-oss-20b", gpus=8, methods=(Method.FSDP_TP,)), "mixture of experts"),
         (request(gpus=16, methods=(Method.TP,)), "needs one degree over all gpus=16"),
         (
             request(methods=(Method.ZERO2,), precision=Precision.BF16_TRUE),
