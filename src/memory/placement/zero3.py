@@ -69,6 +69,11 @@ class Zero3Placement(ZeroPlacement):
         """Whether the parts of the weights are in host memory, too."""
         return self.job.offload is Offload.ALL
 
+    @property
+    def is_always_whole(self) -> bool:
+        """Whether a tensor's part is the tensor, and on the GPU: nothing is fetched."""
+        return self.layout.shard == 1 and not self.offloads_weights
+
     def weights(self) -> float:
         """`p` times every tensor's N-th part; in host memory where those are."""
         if self.offloads_weights:
@@ -162,7 +167,7 @@ class Zero3Placement(ZeroPlacement):
     @cached_property
     def persistent(self) -> float:
         """Bytes of the small tensors, always whole outside the optimizer's step."""
-        if self.layout.shard == 1:
+        if self.is_always_whole:
             return 0.0
         whole = sum(tensor.numel for tensor in self.tensors)
         return float(self.model_bytes * (whole - _numel(self.fetched)))
@@ -182,16 +187,19 @@ class Zero3Placement(ZeroPlacement):
         return min(needed, max(ahead, REUSE_DISTANCE // passes))
 
     def _gathered(self, elements: float) -> Size:
-        """Bytes of whole tensors; on one GPU its own part is the whole tensor."""
-        if self.layout.shard == 1:
+        """Bytes of whole tensors, beside the parts; on one GPU copies of what the host has."""
+        if self.is_always_whole:
             return ZERO
         return fixed(self.model_bytes * elements + self.persistent)
 
     def gathered_moments(self) -> tuple[tuple[int, Size], ...]:
         """Buffers of what was fetched together live until the last of it has been used.
 
-        A tensor fetched alone is its own buffer.
+        A tensor fetched alone is its own buffer, and so is every one that a single GPU fetches from
+        the host.
         """
+        if self.layout.shard == 1:
+            return ()
         groups = prefetched(self.fetched, self.job.zero.prefetch_bucket_size)
         found = [(_numel(group), group[-1].block) for group in groups if len(group) > 1]
         buffer = self._forwarding_shards()

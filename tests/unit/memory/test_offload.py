@@ -54,3 +54,20 @@ def test_paged_states_are_host_memory() -> None:
     counts = parts_of(job, Method.SINGLE, layout_of(Method.SINGLE, 1), gpu()).counts.all
     assert estimate.host_bytes + small == pytest.approx(8 * counts.base)
     assert small < estimate.host_bytes / 100
+
+
+@pytest.mark.parametrize("name", ["opt-350m", "gpt2-large", "qwen2.5-0.5b"])
+def test_a_single_gpu_fetches_what_the_host_has(name: str) -> None:
+    """Each weight is one part, and that lies in host memory: the GPU works on a copy.
+
+    A model of fewer elements than stay whole at once is there in full by the end of the forward
+    pass: two bytes for each parameter.
+    """
+    job = replace(JOB, model=zoo_model(name))
+    near = estimate_step(step_of(replace(job, offload=Offload.NONE), Method.ZERO3)).ledger
+    far = estimate_step(step_of(job, Method.ZERO3)).ledger
+    counts = parts_of(job, Method.ZERO3, layout_of(Method.ZERO3, 1), gpu()).counts.all
+    assert far[Instant.LOSS_BACKWARD][Term.GATHERED_WEIGHTS] == 2 * counts.base
+    assert far[Instant.LOSS_BACKWARD].get(Term.WEIGHTS, 0) == 0
+    assert near[Instant.LOSS_BACKWARD][Term.WEIGHTS] == 2 * counts.base
+    assert all(Term.GATHERED_WEIGHTS not in column for column in near.values())
