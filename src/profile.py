@@ -9,8 +9,8 @@ from pathlib import Path
 from src.config import EXIT_OK, compose_arguments, emit, run_command, run_flag
 from src.config.campaign import PROJECT, ROWS, Campaign, to_campaign, to_options
 from src.config.profile_keys import PROFILE
+from src.launch import run_campaign
 from src.measure.predict import Predictor
-from src.measure.runner import run_cases
 from src.record import open_rows, read_rows
 from src.report.campaign import render_plan, render_summary, write_cases
 from src.report.campaign_progress import campaign_progress
@@ -53,7 +53,7 @@ def measure(campaign: Campaign, uri: str) -> None:
         tracker = Tracker(Log(uri, compare=predict, draw=draw_row), campaign.rows, file.rows)
         try:
             with tracker, campaign_progress(len(ids), done=num_done) as tell:
-                for row in run_cases(campaign.cases, file, campaign.conditions):
+                for row in run_campaign(campaign.cases, file, campaign.conditions, campaign.jobs):
                     tracker.add(row)
                     tell(row)
         finally:

@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig
 
 from src.config.gpu import DEFAULT_SKU, load_gpu, resolve_gpu
+from src.config.launcher import is_slurm, to_jobs
 from src.config.model import resolve_model
 from src.config.profile_keys import PROFILE
 from src.config.request import container, output_file
 from src.config.zoo import CONF, find
 from src.errors import UserError, unknown_name
+from src.launch import Jobs
 from src.measure.case import DEVICES
 from src.measure.client import case_of
 from src.measure.coverage import require_covered
@@ -59,6 +61,7 @@ class Campaign:
         cases: the same as the worker's JSON cases.
         conditions: how they are run.
         rows: the file of its rows.
+        jobs: the jobs that they become on a cluster; None: they run here.
         warnings: what the reader has to know about how it was understood.
     """
 
@@ -67,6 +70,7 @@ class Campaign:
     cases: tuple[dict[str, Any], ...]
     conditions: Conditions
     rows: Path
+    jobs: Jobs | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -137,6 +141,9 @@ def to_campaign(cfg: DictConfig) -> Campaign:
     design, warnings = _design(mine, seed=keys["seed"])
     gpu, num_gpus, gpu_warnings = _gpu(keys, device)
     minutes = _first(keys["budget_minutes"], mine["budget_minutes"])
+    rows = _rows(keys) or default_rows(mine["name"], gpu.sku, device)
+    timeout_s = _first(keys["timeout_s"], mine["timeout_s"])
+    jobs = to_jobs(keys, rows=rows, timeout_s=timeout_s)
     steps = plan_steps(design, gpu, can_run=lambda step: _can_run(step, device))
     return Campaign(
         gpu=gpu,
@@ -146,12 +153,13 @@ def to_campaign(cfg: DictConfig) -> Campaign:
         ),
         conditions=Conditions(
             campaign=mine["name"],
-            timeout_s=_first(keys["timeout_s"], mine["timeout_s"]),
+            timeout_s=timeout_s,
             budget_s=None if minutes is None else minutes * 60,
             num_gpus=num_gpus,
             git_commit=git_commit(),
         ),
-        rows=_rows(keys) or default_rows(mine["name"], gpu.sku, device),
+        rows=rows,
+        jobs=jobs,
         warnings=(*warnings, *gpu_warnings),
     )
 
@@ -251,7 +259,10 @@ def _gpu(keys: Mapping[str, Any], device: str) -> tuple[Gpu, int, tuple[str, ...
     if device != _CUDA:
         gpu, warnings = resolve_gpu(keys["campaign"]["gpu"] if is_auto else written)
         return gpu, 0, warnings
-    if keys["plan_only"] and not is_auto:
+    if is_slurm(keys) and is_auto:
+        allowed = "the cluster's, as gpu=h100-80gb, with launcher=slurm"
+        raise UserError(key="gpu", value=written, allowed=allowed)
+    if is_slurm(keys) or (keys["plan_only"] and not is_auto):
         gpu, warnings = resolve_gpu(written)
         return gpu, 0, warnings
     found = visible_gpus()

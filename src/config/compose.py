@@ -108,9 +108,9 @@ def _compose_values(
     program: Program, values: Mapping[str, Any], typed: Mapping[str, Any]
 ) -> DictConfig:
     """The defaults with `values` laid over; errors tell the value as it was `typed`."""
-    cfg = copy.deepcopy(_option_defaults(program, program.option(values)))
+    cfg = copy.deepcopy(_defaults(program.name, program.choices(values)))
     for key, value in values.items():
-        if key == program.group:
+        if key in program.groups:
             continue
         is_word = isinstance(value, str) and program.kind_of(key) is ValueKind.WORDS
         try:
@@ -126,14 +126,16 @@ def _compose_values(
 def _default_texts(program: Program) -> dict[str, str]:
     """The default of each key as a user would type it; an option's from a file that has it."""
     values: dict[str, Any] = {}
-    for option in (program.default_option, *program.options):
-        defaults = _option_defaults(program, option)
+    chosen = [{group: option} for group, options in program.groups.items() for option in options]
+    for choice in chosen:
+        # An option that is left out costs Hydra's grammar nothing; one that is given, 5 ms.
+        defaults = _defaults(program.name, program.choices(choice))
         for key in program.keys:
             if values.get(key) is None and not OmegaConf.is_missing(defaults, key):
                 values[key] = OmegaConf.select(defaults, key)
     shown = {key: value for key, value in values.items() if not OmegaConf.is_dict(value)}
     texts = {key: _typed(value) for key, value in shown.items()}
-    return {**texts, program.group: program.default_option}
+    return {**texts, **{group: options[0] for group, options in program.groups.items()}}
 
 
 def _typed(value: object) -> str:
@@ -146,17 +148,11 @@ def _typed(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _option_defaults(program: Program, option: str) -> DictConfig:
-    # An override costs Hydra's grammar 5 ms.
-    choice = "" if option == program.default_option else f"{program.group}={option}"
-    return _defaults(program.name, choice)
-
-
 @lru_cache(maxsize=16)
-def _defaults(name: str, choice: str) -> DictConfig:
+def _defaults(name: str, choices: tuple[str, ...]) -> DictConfig:
     _register()
     with hydra.initialize_config_dir(str(CONF), job_name=name, version_base="1.3"):
-        return hydra.compose(name, overrides=[choice] if choice else [])
+        return hydra.compose(name, overrides=list(choices))
 
 
 def _flatten(keywords: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -10,6 +10,9 @@ from src.spec import Attention, Checkpointing, FinetuneKind, Method, Optimizer, 
 
 CAMPAIGNS = ("smoke", "base", "recalibrate", "paper")
 
+LAUNCHERS = ("local", "slurm")
+CLUSTERS = ("slurm", "local")
+
 _COUNT = "a whole number, 1 or more"
 _COUNTS = "[1 or more, ...]"
 
@@ -37,6 +40,37 @@ _CAMPAIGN_KEYS: dict[str, Key] = {
     ),
     "campaign.beyond": Key(allowed="0 to 1", meaning="share of the cases that are beyond the card"),
     "campaign.num_cases": Key(allowed=_COUNT, meaning=""),
+}
+
+
+def _slurm(meaning: str = "", allowed: str = "as sbatch takes it | null") -> Key:
+    return Key(allowed=allowed, meaning=meaning, kind=ValueKind.OPTIONAL_TEXT)
+
+
+_LAUNCHER_KEYS: dict[str, Key] = {
+    "launcher": Key(
+        allowed=" | ".join(LAUNCHERS),
+        meaning="here, or each case as a SLURM job; launcher.* go with slurm",
+        kind=ValueKind.TEXT,
+    ),
+    "launcher.cluster": Key(
+        allowed=" | ".join(CLUSTERS),
+        meaning="local: jobs as processes here, to try it out",
+        kind=ValueKind.TEXT,
+    ),
+    "launcher.partition": _slurm(),
+    "launcher.account": _slurm(),
+    "launcher.qos": _slurm(),
+    "launcher.constraint": _slurm(),
+    "launcher.minutes": Key(
+        allowed="1 or more | null", meaning="of a job; null: by timeout_s, and 5 more"
+    ),
+    "launcher.gpus_per_node": Key(allowed=_COUNT, meaning="a case on more: rank 0 alone"),
+    "launcher.max_jobs": Key(allowed=_COUNT, meaning="at a time, waiting ones included"),
+    "launcher.sbatch": _slurm("more of its options", "'--nice=100 --exclusive ...' | null"),
+    "launcher.folder": _slurm(
+        "of the jobs' files, on every node; null: out's, ending in .jobs", "a folder | null"
+    ),
 }
 
 PROFILE = Program(
@@ -77,6 +111,7 @@ PROFILE = Program(
             kind=ValueKind.OPTIONAL_TEXT,
         ),
         **_CAMPAIGN_KEYS,
+        **_LAUNCHER_KEYS,
     },
     other_names={
         "mlflow_tracking_uri": "tracking.uri",
@@ -92,15 +127,21 @@ PROFILE = Program(
         "finetune": "campaign.finetunes",
         "precision": "campaign.precisions",
         "seq_len": "campaign.seq_lens",
+        "slurm": "launcher",
+        "partition": "launcher.partition",
+        "time": "launcher.minutes",
+        "launcher.time": "launcher.minutes",
     },
     group="campaign",
     options=CAMPAIGNS,
     default_option="smoke",
+    more_groups={"launcher": LAUNCHERS},
     instead_of_sweeps="a campaign is many cases: campaign.models=[...], campaign.num_cases=N",
     examples=(
         "campaign=smoke device=simulated",
         "campaign=recalibrate device=cuda budget_minutes=25",
         "campaign=base device=cuda plan_only=true",
+        "campaign=base gpu=h100-80gb launcher=slurm launcher.partition=gpu",
         "sync=true tracking.uri=http://localhost:5000",
     ),
     ending="stdout holds the summary alone. Exit 0: done, 1: bad input, 130: interrupted.",

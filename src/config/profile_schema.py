@@ -40,6 +40,23 @@ class TrackingConfig:
 
 
 @dataclass
+class LauncherConfig:
+    """The group `launcher`: where cases are run."""
+
+    kind: str = MISSING
+    cluster: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    minutes: int | None = None
+    gpus_per_node: int | None = None
+    max_jobs: int | None = None
+    sbatch: str | None = None
+    folder: str | None = None
+
+
+@dataclass
 class ProfileConfig:
     """Every key of `src.profile`; values and defaults are in conf/profile.yaml."""
 
@@ -53,4 +70,5 @@ class ProfileConfig:
     plan_only: bool = MISSING
     cases: str | None = None
     sync: bool = MISSING
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from textwrap import fill
 
@@ -49,6 +49,7 @@ class Program:
         group: the key that chooses one file of a folder of conf.
         options: those files.
         default_option: the file that conf/<name>.yaml takes.
+        more_groups: further keys of that sort and their files, the one that is taken first.
         instead_of_sweeps: what to do instead of Hydra's multirun.
         free: keys whose inner names are free.
         examples: arguments of commands that are worth showing.
@@ -66,6 +67,13 @@ class Program:
     free: tuple[str, ...] = ()
     examples: tuple[str, ...]
     ending: str
+    more_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Every key that chooses a file, and those files, the default one first."""
+        others = [option for option in self.options if option != self.default_option]
+        return {self.group: (self.default_option, *others), **self.more_groups}
 
     def is_free(self, key: str) -> bool:
         """Whether the key is one whose inner names are free, or such a name."""
@@ -92,17 +100,21 @@ class Program:
         hint = f"did you mean {' or '.join(close)}?" if close else "--help lists every key"
         raise UserError(key=key, value=value, allowed=f"unknown key; {hint}")
 
-    def option(self, values: Mapping[str, object]) -> str:
-        """The option of the group that `values` choose.
+    def choices(self, values: Mapping[str, object]) -> tuple[str, ...]:
+        """The files that `values` choose, as Hydra's overrides; default ones are left out.
 
         Raises:
             UserError: there is none of that name.
         """
-        found = str(values.get(self.group, self.default_option))
-        if found not in self.options:
-            what = f"values of {self.group}"
-            raise unknown_name(key=self.group, value=found, known=self.options, what=what)
-        return found
+        found = []
+        for group, options in self.groups.items():
+            option = str(values.get(group, options[0]))
+            if option not in options:
+                what = f"values of {group}"
+                raise unknown_name(key=group, value=option, known=options, what=what)
+            if option != options[0]:
+                found.append(f"{group}={option}")
+        return tuple(found)
 
     def _line(self, name: str, defaults: Mapping[str, str]) -> str:
         key = self.keys[name]

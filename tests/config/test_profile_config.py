@@ -10,9 +10,10 @@ from omegaconf import OmegaConf
 
 from src.config.campaign import SIMULATED_ROWS, Campaign, gpu_of, to_campaign, to_options
 from src.config.compose import compose_arguments
-from src.config.profile_keys import CAMPAIGNS, PROFILE
+from src.config.profile_keys import CAMPAIGNS, LAUNCHERS, PROFILE
 from src.config.program import HELP_WIDTH
 from src.errors import UserError
+from src.launch import Jobs
 from src.measure.case import parse_case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,13 +39,77 @@ def test_the_campaigns_are_the_files() -> None:
     assert {file.name.removesuffix(".yaml") for file in files} == set(CAMPAIGNS)
 
 
+def test_the_launchers_are_the_files() -> None:
+    files = (ROOT / "conf" / "launcher").glob("*.yaml")
+    assert {file.name.removesuffix(".yaml") for file in files} == set(LAUNCHERS)
+
+
+def test_cases_run_here_unless_they_are_to_be_jobs(tmp_path: Path) -> None:
+    assert campaign("campaign.num_cases=1").jobs is None
+    found = campaign(
+        "campaign.num_cases=1",
+        "launcher=slurm",
+        "launcher.partition=gpu",
+        "launcher.account=12",
+        "launcher.sbatch=--nice=100 --exclusive",
+        "timeout_s=61",
+        f"out={tmp_path / 'rows.jsonl'}",
+    )
+    assert found.jobs == Jobs(
+        cluster="slurm",
+        folder=tmp_path / "rows.jobs",
+        max_jobs=8,
+        gpus_per_node=8,
+        minutes=7,
+        partition="gpu",
+        account="12",
+        sbatch={"nice": "100", "exclusive": True},
+    )
+    asked = ["launcher=slurm", "launcher.minutes=3", f"launcher.folder={tmp_path}"]
+    jobs = campaign("campaign.num_cases=1", *asked).jobs
+    assert jobs is not None
+    assert (jobs.minutes, jobs.folder) == (3, tmp_path)
+
+
+def test_a_cluster_needs_no_gpu_here_but_the_name_of_its_own() -> None:
+    asked = ["device=cuda", "launcher=slurm", "gpu=h100-80gb", "campaign.num_cases=1"]
+    found = to_campaign(compose_arguments(asked, PROFILE))
+    assert (found.gpu.sku, found.warnings) == ("h100-80gb", ())
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        ("launcher=pbs", "launcher=pbs: allowed: local, slurm"),
+        ("launcher.partition=gpu", "launcher.partition=gpu: only with launcher=slurm"),
+        ("launcher=slurm launcher.cluster=pbs", "launcher.cluster=pbs: allowed: slurm, local"),
+        ("launcher=slurm launcher.max_jobs=0", "launcher.max_jobs=0: a whole number, 1 or more"),
+        ("launcher=slurm launcher.gpus_per_node=null", "launcher.gpus_per_node=null: a whole"),
+        ("launcher=slurm launcher.minutes=0", "launcher.minutes=0: a whole number, 1 or more"),
+        ("launcher=slurm launcher.minutes=1.5", "launcher.minutes=1.5: 1 or more | null"),
+        ("launcher=slurm launcher.sbatch=-n", "launcher.sbatch=-n: long options with ="),
+        ("launcher=slurm device=cuda", "gpu=auto: the cluster's, as gpu=h100-80gb"),
+        (
+            "launcher=slurm launcher.cluster=local device=cuda gpu=a100-80gb",
+            "launcher.max_jobs=8: 1 with device=cuda",
+        ),
+        ("launcher=slurm partition=gpu", "partition=gpu: unknown key; did you mean launcher."),
+    ],
+)
+def test_a_wrong_launcher_is_one_line(asked: str, line: str) -> None:
+    with pytest.raises(UserError) as error:
+        campaign("campaign.num_cases=1", *asked.split())
+    assert str(error.value).startswith(line)
+
+
 def test_every_key_is_documented_and_nothing_else() -> None:
     cfg = compose_arguments([], PROFILE)
     names = set()
     for key, value in cfg.items_ex(resolve=False):
         names |= {f"{key}.{inner}" for inner in value} if OmegaConf.is_dict(value) else {str(key)}
     own = {f"campaign.{name}" for name in ("name", "gpu", "budget_minutes", "timeout_s")}
-    assert names - own | {"campaign"} == set(PROFILE.keys)
+    own |= {"launcher.kind"}
+    assert names - own | {"campaign", "launcher"} == set(PROFILE.keys)
     lines = PROFILE.help_text({}).splitlines()
     for name in PROFILE.keys:
         assert len([line for line in lines if line.startswith(f"  {name} ")]) == 1, name
