@@ -9,9 +9,10 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from src.architecture import describe
+from src.architecture.losses import check_loss
 from src.config.gpu import load_gpu
 from src.config.zoo import load
-from src.errors import NotCoveredError
+from src.errors import NotCoveredError, UserError
 from src.memory.columns import columns
 from src.spec import (
     Attention,
@@ -21,6 +22,7 @@ from src.spec import (
     Gpu,
     Job,
     Layout,
+    Loss,
     Method,
     Model,
     Optimizer,
@@ -87,7 +89,21 @@ OPTIMIZERS = [
     Optimizer.SGD_MOMENTUM,
 ]
 """Those that run by every method."""
-CHECKPOINTINGS = [Checkpointing.NONE, Checkpointing.FULL]
+
+
+def losses_of(model: Model) -> list[Loss]:
+    """The losses that the libraries have for a model."""
+    found = []
+    for loss in Loss:
+        try:
+            check_loss(model.model_type, loss)
+        except NotCoveredError:
+            continue
+        found.append(loss)
+    return found
+
+
+CHECKPOINTINGS = [Checkpointing.NONE, Checkpointing.FULL, Checkpointing.SELECTIVE]
 
 
 @st.composite
@@ -107,7 +123,9 @@ def jobs(draw: st.DrawFn, *, names: tuple[str, ...] = tuple(SMALL_CONFIGS)) -> J
         precision=draw(st.sampled_from(by_every_method)),
         optimizer=draw(st.sampled_from(OPTIMIZERS)),
         checkpointing=draw(st.sampled_from(CHECKPOINTINGS)),
+        checkpoint_every=draw(st.sampled_from([1, 2, 3])),
         attention=draw(st.sampled_from([Attention.SDPA, Attention.EAGER])),
+        loss=draw(st.sampled_from(losses_of(model))),
     )
 
 
@@ -136,6 +154,6 @@ def is_covered(step: Step) -> bool:
     """Whether the formula answers."""
     try:
         columns(step.job, step.method, step.layout, step.gpu)
-    except NotCoveredError:
+    except UserError:
         return False
     return True

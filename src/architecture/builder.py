@@ -41,6 +41,7 @@ class BlockBuilder:
     prefix: str = ""
     _ops: list[Op] = field(default_factory=list)
     _widths: dict[str, int] = field(default_factory=dict)
+    _attention_stop: int | None = None
 
     def __post_init__(self) -> None:
         self._widths[self.source] = self.width
@@ -48,7 +49,23 @@ class BlockBuilder:
     def build(self, out: str) -> Block:
         """The finished block, which gives out the value `out`."""
         assert out in self._widths
-        return Block(source=self.source, out=out, ops=tuple(self._ops))
+        attention = self._attention_module()
+        return Block(source=self.source, out=out, ops=tuple(self._ops), attention=attention)
+
+    def end_attention(self) -> None:
+        """Say that what is there so far ends the attention module.
+
+        Without it, the module ends with its last projection.
+        """
+        self._attention_stop = len(self._ops)
+
+    def _attention_module(self) -> tuple[int, int]:
+        inside = [
+            index
+            for index, op in enumerate(self._ops)
+            if isinstance(op, Linear) and op.is_attention
+        ]
+        return (inside[0], self._attention_stop or inside[-1] + 1) if inside else (0, 0)
 
     def width_of(self, value: str) -> int:
         """Elements per token of a value."""

@@ -27,11 +27,14 @@ class Block:
         source: name of the value that comes in; unused where the first operations are embeddings.
         out: name of the value that goes out.
         ops: in order of execution.
+        attention: number of the first operation of the attention module, and of the first one
+            behind it; both 0 where there is none.
     """
 
     source: str
     out: str
     ops: tuple[Op, ...]
+    attention: tuple[int, int] = (0, 0)
 
     def parameters(self) -> Iterator[Parameter]:
         """Every parameter tensor of the block."""

@@ -12,7 +12,7 @@ from torch import nn
 from src.errors import UserError
 from src.measure.options import LoopOptions
 from src.measure.quantised import adapt_like_bitsandbytes, quantise
-from src.spec import Attention, Checkpointing, Finetune, Job, Precision
+from src.spec import Attention, Finetune, Job, Precision
 
 ATTENTION_IMPLEMENTATIONS = {
     Attention.FLASH: "flash_attention_2",
@@ -129,26 +129,6 @@ def _dtype_argument() -> str:
     import transformers
 
     return "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
-
-
-def enable_checkpointing(model: Any, job: Job, loop: LoopOptions) -> None:
-    """Recompute each block in the backward pass, as the Trainer switches it on.
-
-    The random-number state is not kept: that state lives on the host.
-    """
-    if job.checkpointing is not Checkpointing.FULL:
-        return
-    kwargs = {"use_reentrant": loop.reentrant_checkpointing, "preserve_rng_state": False}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
-        except ValueError as error:
-            raise UserError(
-                key="checkpointing", value=job.checkpointing, allowed=str(error).splitlines()[0]
-            ) from error
-    if job.finetune.is_lora:
-        model.enable_input_require_grads()
 
 
 def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

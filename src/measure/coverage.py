@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from src.errors import NotCoveredError
-from src.spec import Checkpointing, FinetuneKind, Job, Loss, Method, Offload, refusal
+from src.spec import FinetuneKind, Job, Method, Offload, refusal
 
 _KINDS = (FinetuneKind.FULL, FinetuneKind.LORA)
 
 _GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]], ...] = (
     ("finetune", lambda job: job.finetune.kind, lambda job, _: job.finetune.kind not in _KINDS),
     ("finetune.dora", lambda _: True, lambda job, _: job.finetune.dora),
-    (
-        "checkpointing",
-        lambda job: job.checkpointing,
-        lambda job, _: job.checkpointing is Checkpointing.SELECTIVE,
-    ),
-    ("checkpoint_every", lambda job: job.checkpoint_every, lambda job, _: job.checkpoint_every > 1),
-    ("loss", lambda job: job.loss, lambda job, _: job.loss is not Loss.STANDARD),
     ("offload", lambda job: job.offload, lambda job, _: job.offload is not Offload.NONE),
     ("activation_offload", lambda _: True, lambda job, _: job.activation_offload),
 )

@@ -34,7 +34,7 @@ _FP32_RESULT_OPERATORS = (
 )  # fmt: skip
 """The same, through their `dtype` argument: no fp32 copy of the input is made."""
 
-_CPU_ONLY_OPERATORS = ("cat", "stack", "index_copy")
+_CPU_ONLY_OPERATORS = ("cat", "stack", "index_copy", "cross_entropy_loss")
 """CPU autocast widens the inputs of these; CUDA autocast leaves them alone."""
 
 

@@ -13,12 +13,14 @@ from torch import nn
 from src.errors import UserError
 from src.measure.assumptions import assumptions, eager_instead
 from src.measure.blocks import find_blocks, shorten
-from src.measure.build import add_lora, autocast_dtype, build_model, enable_checkpointing
+from src.measure.build import add_lora, autocast_dtype, build_model
 from src.measure.case import Case
+from src.measure.checkpointing import enable_checkpointing
 from src.measure.coverage import require_covered
 from src.measure.events import Owner
 from src.measure.extend import NotExtensibleError, expand, extend
 from src.measure.ledger import summarize
+from src.measure.losses import install_loss
 from src.measure.methods import (
     LocalGradients,
     Meshes,
@@ -86,7 +88,8 @@ def build(case: Case, *, whole: bool) -> tuple[nn.Module, int]:
     """
     job, loop = case.step.job, case.loop
     model = build_model(job, loop)
-    depth = 0 if whole else shorten(model)
+    depth = 0 if whole or job.checkpoint_every > 1 else shorten(model)
+    install_loss(model, job, compute_capability=case.step.gpu.compute_capability)
     enable_checkpointing(model, job, loop)
     if job.finetune.is_lora:
         model = add_lora(model, job, loop)

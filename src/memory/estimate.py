@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from src.architecture import describe
 from src.memory.columns import answer, columns
 from src.memory.instants import Column
 from src.memory.levels import level_model
+from src.memory.losses import num_chunks
 from src.memory.size import Shape
 from src.memory.terms import Instant, Term
 from src.spec import Gpu, Job, Layout, Method, Step
@@ -51,7 +53,7 @@ def ledger_of(step: Step) -> dict[Instant, dict[Term, int]]:
     Raises:
         UserError: the config or the attention implementation is impossible.
     """
-    shape = Shape.of(step.micro_batch, step.job.seq_len)
+    shape = _shape(step.job, step.micro_batch, step.job.seq_len)
     return _ledger(columns(step.job, step.method, step.layout, step.gpu), shape)
 
 
@@ -79,7 +81,7 @@ def peak_allocated(
     Raises:
         UserError: the config or the attention implementation is impossible.
     """
-    shape = Shape.of(micro_batch, seq_len)
+    shape = _shape(job, micro_batch, seq_len)
     if isinstance(seq_len, int) and seq_len != job.seq_len:
         job = replace(job, seq_len=seq_len)
     peak: Any = 0
@@ -87,6 +89,11 @@ def peak_allocated(
         size = column.size.at(shape)
         peak = max(peak, size) if isinstance(size, int | float) else _larger(peak, size)
     return peak
+
+
+def _shape(job: Job, micro_batch: Any, seq_len: Any) -> Shape:
+    chunks = num_chunks(describe(job.model), job.loss)
+    return Shape.of(micro_batch, seq_len, num_chunks=chunks)
 
 
 def _larger(left: Any, right: Any) -> Any:
@@ -101,7 +108,7 @@ def estimate_step(step: Step) -> Estimate:
         UserError: the config or the attention implementation is impossible.
     """
     found = answer(step.job, step.method, step.layout, step.gpu)
-    shape = Shape.of(step.micro_batch, step.job.seq_len)
+    shape = _shape(step.job, step.micro_batch, step.job.seq_len)
     ledger = _ledger(found.columns, shape)
     totals = {instant: sum(cells.values()) for instant, cells in ledger.items()}
     peak_instant = max(totals, key=lambda instant: totals[instant])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from src.memory.kernels import Kernel
-from src.memory.parts import Parts, loss_bytes
-from src.memory.size import FLOAT_BYTES, Size, fixed, per_score, per_token, total
+from src.memory.parts import Parts
+from src.memory.size import ZERO, Size, fixed, per_score, per_token, total
 from src.memory.tape import Terms, merged
 from src.memory.terms import Instant, Term
 
@@ -44,11 +44,15 @@ def _load(parts: Parts) -> list[Column]:
 
 def _kept_activations(parts: Parts, *, blocks: int | None = None) -> Terms:
     """Kept once that many blocks (None: all) have run forward, without the head's."""
-    kept = [
-        {Term.CHECKPOINTS: block.source} if parts.checkpointed else block.saved
-        for block in parts.blocks[:blocks]
+    return merged(parts.stem.saved, *_kept_of(parts)[:blocks], _attention_mask(parts))
+
+
+def _kept_of(parts: Parts) -> list[Terms]:
+    """Kept of each block: its input where it is recomputed, else what its nodes save."""
+    return [
+        {Term.CHECKPOINTS: block.source} if parts.recomputes(index) else block.saved
+        for index, block in enumerate(parts.blocks)
     ]
-    return merged(parts.stem.saved, *kept, _attention_mask(parts))
 
 
 def _attention_mask(parts: Parts) -> Terms:
@@ -74,18 +78,14 @@ def _forward_end(parts: Parts) -> list[Column]:
     Where weights are sharded, gathering the first or the last ones can need more. Inside the loss,
     the model's code still holds what the final norm gave, also where nothing saves it.
     """
-    vocab, regime = parts.decoder.vocab_size, parts.regime
-    logits = per_token(vocab * regime.compute_bytes)
-    bytes_ = loss_bytes(parts.decoder, regime)
     common = merged(
         parts.static,
         _waiting_gradients(parts),
         _kept_activations(parts),
-        parts.head.saved,
-        {Term.LOGITS: logits, Term.GATHERED_WEIGHTS: parts.placement.gathered_forward()},
+        parts.head.profile.saved,
     )
-    upcast = per_token(vocab * bytes_ if bytes_ != regime.compute_bytes else 0)
-    log_probabilities = per_token(vocab * bytes_)
+    gathered = {Term.GATHERED_WEIGHTS: parts.placement.gathered_forward()}
+    held = {Term.SAVED_ACTIVATIONS: parts.head.profile.held}
     cached = _autocast_cache(parts)
     found = [
         *(
@@ -98,51 +98,48 @@ def _forward_end(parts: Parts) -> list[Column]:
             )
             for blocks, size in parts.placement.gathered_moments()
         ),
-        _column(
-            Instant.FORWARD_END,
-            common,
-            cached,
-            {
-                Term.SAVED_ACTIVATIONS: parts.head.held,
-                Term.LOSS_TEMPORARIES: upcast.plus(log_probabilities),
-            },
+        *(
+            _column(Instant.FORWARD_END, common, gathered, cached, held, _kept_as(parts, terms))
+            for terms in parts.head.inside
         ),
     ]
-    if regime.autocast:
-        outputs = {
-            Term.LOGITS: per_token(vocab * FLOAT_BYTES),
-            Term.LOSS_TEMPORARIES: log_probabilities,
-        }
-        found.append(_column(Instant.FORWARD_END, common, outputs))
+    if parts.head.outputs is not None:
+        gathered = {Term.GATHERED_WEIGHTS: parts.placement.gathered_outputs()}
+        found.append(_column(Instant.FORWARD_END, common, gathered, parts.head.outputs))
     return found
 
 
 def _autocast_cache(parts: Parts) -> Terms:
     """Cast copies of trained weights stay cached until autocast is left, recomputed or not."""
-    if not (parts.checkpointed and parts.regime.casts_weights and parts.regime.trains_weights):
+    if not (parts.regime.casts_weights and parts.regime.trains_weights):
         return {}
-    casts = [block.saved[Term.CAST_WEIGHTS] for block in parts.blocks]
+    casts = [parts.head.profile.recast]
+    for index, block in enumerate(parts.blocks):
+        casts.append(block.saved[Term.CAST_WEIGHTS] if parts.recomputes(index) else block.recast)
     return {Term.CAST_WEIGHTS: total(casts)}
 
 
 def _loss_backward(parts: Parts) -> list[Column]:
-    """The loss's backward (log-probabilities and two gradients), then the head's and the norm's.
+    """The loss's backward, then the head's and the norm's.
 
     Buffers that come with the first gradient of a parameter meet the head's own, or the tied one
     that waits, and what the final norm needs.
     """
-    placement = parts.placement
-    bytes_ = parts.decoder.vocab_size * loss_bytes(parts.decoder, parts.regime)
+    head, fresh = parts.head, parts.head.weight_gradient
+    if parts.regime.accumulates and not parts.regime.tied:
+        fresh = ZERO
     common = merged(
         parts.static,
         _waiting_gradients(parts),
         _kept_activations(parts),
-        {Term.GATHERED_WEIGHTS: placement.gathered_loss()},
+        {Term.GATHERED_WEIGHTS: parts.placement.gathered_loss()},
     )
-    loss = merged(parts.head.saved, {Term.LOSS_TEMPORARIES: per_token(3 * bytes_)})
-    moments = [_with_gradients(parts, moment.terms) for moment in parts.head.moments]
+    made = {parts.placement.gradient_term: fresh}
+    found = [_with_gradients(parts, moment.terms) for moment in head.profile.moments]
+    if head.backward is not None:
+        found.insert(0, merged(head.profile.saved, head.backward))
     return [
-        *(_column(Instant.LOSS_BACKWARD, common, terms) for terms in (loss, *moments)),
+        *(_column(Instant.LOSS_BACKWARD, common, made, terms) for terms in found),
         *_first_gradients(parts, common),
     ]
 
@@ -165,11 +162,18 @@ def _first_gradients(parts: Parts, common: Terms) -> list[Column]:
 
 def _with_gradients(parts: Parts, terms: Terms) -> Terms:
     """A moment's terms, its fresh gradients under the term that the method keeps them in."""
-    renamed = dict(terms)
-    fresh = renamed.pop(Term.UNSHARDED_GRADIENTS, None)
-    if fresh is None:
-        return renamed
-    return merged(renamed, {parts.placement.gradient_term: fresh})
+    return _renamed(terms, Term.UNSHARDED_GRADIENTS, parts.placement.gradient_term)
+
+
+def _kept_as(parts: Parts, terms: Terms) -> Terms:
+    """Terms of the loss, a gradient among them under the term that the method keeps it in."""
+    return _renamed(terms, Term.GRADIENTS, parts.placement.gradient_term)
+
+
+def _renamed(terms: Terms, old: Term, new: Term) -> Terms:
+    rest = dict(terms)
+    size = rest.pop(old, None)
+    return rest if size is None else merged(rest, {new: size})
 
 
 def _edge_gradients(parts: Parts) -> Terms:
@@ -199,15 +203,14 @@ def _fresh_edge_gradients(parts: Parts) -> Terms:
 
 
 def _block_columns(parts: Parts) -> list[Column]:
-    """The blocks' backward pass: for each kind of block its last and first, and the second of all.
+    """The blocks' backward pass: for each kind of block its last and first, and a few more.
 
     Between two blocks of a kind bytes are linear in the block's number. The first block has no
     neighbour whose weights are gathered ahead, so the one behind it can need more; nor has the last
-    one a neighbour that left buffers.
-    neighbour whose weights are gathered ahead, so the one behind it can need more. Where gradients
-    are collected, so can blocks during whose backward pass they are reduced.
+    one a neighbour that left buffers. Where gradients are collected, so can blocks during whose
+    backward pass they are reduced.
     """
-    kinds = list(parts.blocks)
+    kinds = [(block, parts.recomputes(index)) for index, block in enumerate(parts.blocks)]
     ends = {kinds.index(kind) for kind in kinds}
     ends |= {len(kinds) - 1 - kinds[::-1].index(kind) for kind in kinds}
     ends |= {min(1, len(kinds) - 1)}
@@ -224,11 +227,7 @@ def _block_backward(parts: Parts, index: int) -> list[Column]:
     """Every moment of one block's backward pass."""
     placement, last = parts.placement, index == len(parts.blocks) - 1
     late = index >= len(parts.blocks) / 2 or last
-    block, earlier = parts.blocks[index], parts.blocks[:index]
-    if parts.checkpointed:
-        activations = [{Term.CHECKPOINTS: other.source} for other in (*earlier, block)]
-    else:
-        activations = [other.saved for other in earlier]
+    activations = _kept_of(parts)[: index + parts.recomputes(index)]
     common = merged(
         parts.static,
         placement.backward_buffers(),
@@ -242,7 +241,7 @@ def _block_backward(parts: Parts, index: int) -> list[Column]:
     return [
         _column(instant, common, gradients, _with_gradients(parts, moment.terms))
         for gradients in _gradients_behind(parts, index)
-        for moment in block.moments
+        for moment in parts.blocks[index].moments
     ]
 
 

@@ -24,6 +24,7 @@ from src.architecture.ops import (
     Multiply,
     Norm,
     NormKind,
+    Op,
     Parallel,
     Rotary,
     RotaryTable,
@@ -53,10 +54,20 @@ class Lowering(Pieces):
     def run(self, block: Block, source: Value) -> Value:
         """Lower a block: its incoming tensor in, its outgoing one out."""
         self.values = {block.source: source}
-        for op in block.ops:
+        start, stop = block.attention if self.regime.recomputes_attention else (0, 0)
+        self._lower(block.ops[:start])
+        if start < stop:
+            module = block.ops[start:stop]
+            read = {name for op in module for name in op.inputs if name in self.values}
+            with self.tape.checkpointed([self.values[name] for name in sorted(read)]):
+                self._lower(module)
+        self._lower(block.ops[stop:])
+        return self.values[block.out]
+
+    def _lower(self, ops: tuple[Op, ...]) -> None:
+        for op in ops:
             inputs = [self.values[name] for name in op.inputs]
             self.values[op.out] = _HANDLERS[type(op)](self, op, *inputs)
-        return self.values[block.out]
 
     def copied(self, op: Copy, source: Value) -> Value:
         """A copy; one that only takes another value's dtype is a cast."""
@@ -214,7 +225,8 @@ class Lowering(Pieces):
         """A lookup keeps only its indices; its backward makes a gradient of the whole table.
 
         Tied to the head, both gradients are added; into a third tensor where the head's is the
-        transposed view that its matrix multiply gave (autocast's cast back makes it a plain one).
+        transposed view that its matrix multiply gave (autocast's cast back, and the sum over the
+        chunks of a loss, make it a plain one).
         Frozen under checkpointing, its output is made a leaf (`enable_input_require_grads`), which
         the graph then holds.
         """
@@ -230,7 +242,8 @@ class Lowering(Pieces):
         size = Size(per_position=op.width * bytes_) if positions else None
         out = self.tape.tensor(op.width, bytes_, size=size)
         plain = self.regime.casts_weights or self.regime.keeps_operands
-        separate = tokens and self.regime.tied and not plain
+        transposed = self.regime.whole_logits and not plain
+        separate = tokens and self.regime.tied and transposed
         self.tape.record(out, [table], temporary=table.size if separate else ZERO)
         if tokens and not self.regime.embedding_is_constant and not self.regime.trains_weights:
             self.tape.keep(out)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from src.architecture import Decoder, describe
-from src.architecture.ops import Norm
 from src.memory.counts import ModelCounts, count_model
+from src.memory.losses import Head, head_of
 from src.memory.mixed_dtypes import check_uniform_dtypes
 from src.memory.placement import Placement, place
 from src.memory.profile import Profile, profile
 from src.memory.regime import Regime, regime_of
 from src.memory.sequence_limits import check_sequence_parallel
-from src.memory.size import FLOAT_BYTES, fixed, per_token
+from src.memory.size import fixed, per_token
 from src.memory.tape import Terms, merged
 from src.memory.terms import Term
 from src.spec import Checkpointing, Gpu, Job, Layout, Method
@@ -37,13 +37,12 @@ class Parts:
     blocks: tuple[Profile, ...]
     masked: bool
     tail: Profile
-    head: Profile
+    head: Head
     static: Terms
 
-    @property
-    def checkpointed(self) -> bool:
-        """Whether blocks are recomputed."""
-        return self.regime.checkpointing is Checkpointing.FULL
+    def recomputes(self, index: int) -> bool:
+        """Whether block `index` is recomputed as a whole."""
+        return recomputes(self.regime, index)
 
     @property
     def tied_head(self) -> float:
@@ -85,15 +84,13 @@ def parts_of(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Parts:
         for window in decoder.windows or (None,) * decoder.num_layers
     )
     blocks, stream = _block_profiles(decoder, regimes, stem.out_bytes)
-    head = profile(
-        (decoder.tail, decoder.head),
+    head = head_of(
+        decoder,
         replace(regime, tp=1),
+        stream,
+        capability=gpu.compute_capability,
         share=regime.stream_share,
-        gathers_at=_gathers_at(decoder) if regime.splits_sequence else None,
-        width=decoder.hidden_size,
-        source_bytes=stream,
-        source_counted=True,
-        out_bytes=loss_bytes(decoder, regime),
+        gathers=regime.splits_sequence,
     )
     tail = profile(
         (decoder.tail,),
@@ -125,9 +122,9 @@ def parts_of(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Parts:
     )
 
 
-def _gathers_at(decoder: Decoder) -> int:
-    """Behind the final norm; in front of all that follows the blocks where there is none."""
-    return int(any(isinstance(op, Norm) for op in decoder.tail.ops))
+def recomputes(regime: Regime, index: int) -> bool:
+    """Whether a block is recomputed as a whole: the first, and every so many behind it."""
+    return regime.checkpointing is Checkpointing.FULL and not index % regime.checkpoint_every
 
 
 def _block_profiles(
@@ -142,7 +139,7 @@ def _block_profiles(
             regime,
             width=decoder.hidden_size,
             source_bytes=stream,
-            source_counted=regime.checkpointing is not Checkpointing.FULL,
+            source_counted=not recomputes(regime, len(profiles)),
             source_trained=bool(profiles) or not regime.embedding_is_constant,
             out_bytes=regime.block_out_bytes,
             share=regime.stream_share,
@@ -150,9 +147,3 @@ def _block_profiles(
         profiles.append(found)
         stream = found.out_bytes
     return tuple(profiles), stream
-
-
-def loss_bytes(decoder: Decoder, regime: Regime) -> int:
-    """Bytes per element of the loss: fp32 where the family or autocast upcasts."""
-    upcast = decoder.loss_upcast or regime.autocast
-    return FLOAT_BYTES if upcast else regime.compute_bytes

@@ -9,7 +9,8 @@ from src.architecture import Block
 from src.memory.lowering import Lowering
 from src.memory.regime import Regime
 from src.memory.size import ZERO, Size
-from src.memory.tape import Moment, Tape, Terms
+from src.memory.tape import Moment, Tape, Terms, Value
+from src.memory.terms import Term
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +25,7 @@ class Profile:
         saves_source: whether the incoming tensor is kept.
         moments: moments of the backward pass that are largest at some shape.
         parameter_gradients: gradients that the backward pass leaves, as autograd leaves them.
+        recast: casts of weights that are saved where a part is recomputed.
     """
 
     source: Size
@@ -34,6 +36,7 @@ class Profile:
     saves_source: bool
     moments: tuple[Moment, ...]
     parameter_gradients: Size
+    recast: Size
 
 
 @lru_cache(maxsize=4096)
@@ -62,7 +65,8 @@ def profile(
         out_bytes: bytes per element that the result is cast to; None: as it comes.
         share: the part of the sequence that the incoming tensor holds.
         cuts: whether the result is cut along the sequence.
-        gathers_at: the block in front of which a part of the sequence is gathered.
+        gathers_at: the block in front of which (their number: behind all) a part of the sequence is
+            gathered.
     """
     tape = Tape()
     source = tape.tensor(
@@ -78,14 +82,28 @@ def profile(
         if index == gathers_at:
             values[-1] = low.joined(values[-1])
         values.append(low.run(block, values[-1]))
+    if gathers_at == len(run):
+        values[-1] = low.joined(values[-1])
     first, out = values[1], values[-1]
     if cuts:
         out = low.scattered(out)
     if out_bytes is not None:
         out = low.cast(out, out_bytes)
+    return profile_of(tape, source, first, out)
+
+
+def profile_of(tape: Tape, source: Value, first: Value, out: Value) -> Profile:
+    """What a tape says.
+
+    Args:
+        tape: the nodes.
+        source: the incoming tensor; of width 0 for a stem.
+        first: what the first block of the run gives.
+        out: the outgoing tensor.
+    """
     moments, gradients = tape.walk(out)
     return Profile(
-        source=source.size if width else ZERO,
+        source=source.size if source.width else ZERO,
         out=out.size,
         out_bytes=out.dtype_bytes,
         held=ZERO if tape.saves(first) else first.size,
@@ -93,4 +111,5 @@ def profile(
         saves_source=tape.saves(source),
         moments=tuple(moments),
         parameter_gradients=gradients,
+        recast=tape.recomputed().get(Term.CAST_WEIGHTS, ZERO),
     )

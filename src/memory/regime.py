@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from src.architecture import Decoder
 from src.memory.kernels import Kernel, choose_kernel
 from src.memory.size import FLOAT_BYTES
-from src.spec import Checkpointing, Finetune, Gpu, Job, Layout, Method, Precision
+from src.spec import Checkpointing, Finetune, Gpu, Job, Layout, Loss, Method, Precision
 
 _BUCKETED_GRADIENTS = (Method.ZERO2, Method.ZERO3)
 """DeepSpeed moves each gradient to its bucket as soon as it is there."""
@@ -35,6 +35,8 @@ class Regime:
             its weight's gradient as a plain tensor (DeepSpeed's `LinearFunctionForZeroStage3`).
         masked: whether attention is given a mask, and so cannot rely on `is_causal`.
         checkpointing: what is kept for the backward pass.
+        checkpoint_every: with full checkpointing, one block of that many is recomputed.
+        loss: how head and loss are computed.
     """
 
     parameter_bytes: int
@@ -52,6 +54,8 @@ class Regime:
     keeps_operands: bool
     masked: bool
     checkpointing: Checkpointing
+    checkpoint_every: int
+    loss: Loss
 
     @property
     def trains_weights(self) -> bool:
@@ -69,9 +73,19 @@ class Regime:
         return self.autocast and self.parameter_bytes != self.compute_bytes
 
     @property
+    def recomputes_attention(self) -> bool:
+        """Whether the attention module of each block is recomputed, and nothing else."""
+        return self.checkpointing is Checkpointing.SELECTIVE
+
+    @property
+    def whole_logits(self) -> bool:
+        """Whether the head runs once, over all tokens, and gives the loss logits."""
+        return self.loss in (Loss.STANDARD, Loss.STANDARD_4X)
+
+    @property
     def embedding_is_constant(self) -> bool:
         """Whether no gradient flows into the embeddings: frozen, no checkpoint that needs one."""
-        return self.finetune.is_lora and self.checkpointing is Checkpointing.NONE
+        return self.finetune.is_lora and self.checkpointing is not Checkpointing.FULL
 
 
 def regime_of(
@@ -108,6 +122,8 @@ def regime_of(
         keeps_operands=method is Method.ZERO3,
         masked=masked,
         checkpointing=job.checkpointing,
+        checkpoint_every=job.checkpoint_every,
+        loss=job.loss,
     )
 
 

@@ -1,6 +1,7 @@
 """Bytes as a function of micro batch and sequence, and the shape at which they are evaluated.
 
-Letters: B micro batch, S sequence length, S128 the sequence rounded up to 128.
+Letters: B micro batch, S sequence length, S128 the sequence rounded up to 128, C the tokens of one
+chunk of a fused loss.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ FLOAT_BYTES = 4
 
 
 class Size(NamedTuple):
-    """`fixed + per_token*B*S + per_score*B*S*S + per_padded*B*S128 + per_position*S`, in bytes."""
+    """`fixed + per_token*B*S + per_score*B*S*S + per_padded*B*S128 + per_position*S + per_row*C`.
+
+    In bytes.
+    """
 
     fixed: float = 0
     per_token: float = 0
     per_score: float = 0
     per_padded: float = 0
     per_position: float = 0
+    per_row: float = 0
 
     def plus(self, other: Size) -> Size:
         """The sum, coefficient by coefficient."""
@@ -37,6 +42,7 @@ class Size(NamedTuple):
             + self.per_score * shape.scores
             + self.per_padded * shape.padded
             + self.per_position * shape.positions
+            + self.per_row * shape.rows
         )
 
     def at_least(self, other: Size) -> bool:
@@ -54,16 +60,31 @@ class Shape(NamedTuple):
     scores: Any
     padded: Any
     positions: Any
+    rows: Any
 
     @classmethod
-    def of(cls, micro_batch: Any, seq_len: Any) -> Shape:
-        """From micro batch B and sequence length S."""
+    def of(cls, micro_batch: Any, seq_len: Any, *, num_chunks: int = 1) -> Shape:
+        """From micro batch B, sequence length S and the chunks that a fused loss aims at."""
+        tokens = micro_batch * seq_len
         return cls(
-            tokens=micro_batch * seq_len,
+            tokens=tokens,
             scores=micro_batch * seq_len * seq_len,
             padded=micro_batch * ((seq_len + 127) // 128 * 128),
             positions=seq_len,
+            rows=_chunk_rows(tokens, num_chunks),
         )
+
+
+def _chunk_rows(tokens: Any, num_chunks: int) -> Any:
+    """The tokens of a chunk, rounded up to a power of two, but not beyond all tokens.
+
+    Liger-Kernel, `fused_linear_cross_entropy.py`: `min(next_power_of_2(cdiv(T, chunks)), T)`.
+    """
+    ones = -(-tokens // num_chunks) - 1
+    for shift in (1, 2, 4, 8, 16, 32):
+        ones = ones | ones >> shift
+    rows = ones + 1
+    return rows - (rows - tokens) * (rows > tokens)
 
 
 def fixed(num_bytes: float) -> Size:

@@ -4,12 +4,17 @@
 tape then walks them backwards as the engine does: a node's output gradient and saved tensors are
 released after it has run, a gradient that arrives second is added in place to the first, gradients
 of parameters stay. Every size is symbolic (`Size`): one walk serves every micro batch and sequence.
+
+A checkpointed function keeps its inputs instead; what its nodes save is there again from the moment
+on that the backward pass reaches the last node that saves anything (`torch.utils.checkpoint`, not
+reentrant).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from src.memory.size import ZERO, Size, total, undominated
 from src.memory.terms import Term
@@ -59,6 +64,7 @@ class _Node:
     passed: frozenset[Value]
     is_part: bool
     temporary: Size
+    region: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +77,11 @@ class Moment:
 
 @dataclass
 class Tape:
-    """Records nodes, then walks them backwards."""
+    """Records nodes, then walks them backwards.
+
+    Attributes:
+        token_share: the part of the micro batch's tokens that new tensors are of.
+    """
 
     _sizes: list[Size] = field(default_factory=list)
     _terms: list[Term] = field(default_factory=list)
@@ -79,6 +89,9 @@ class Tape:
     _constants: set[Value] = field(default_factory=set)
     _kept: set[int] = field(default_factory=set)
     _added_apart: set[Value] = field(default_factory=set)
+    _regions: list[frozenset[int]] = field(default_factory=list)
+    _region: int | None = None
+    token_share: float = 1.0
 
     def tensor(
         self,
@@ -102,7 +115,8 @@ class Tape:
             requires_grad: whether a gradient flows into it.
             counted: False for storages that are counted elsewhere.
         """
-        bytes_ = Size(per_token=width * dtype_bytes) if size is None else size
+        by_width = Size(per_token=width * dtype_bytes * self.token_share)
+        bytes_ = by_width if size is None else size
         self._sizes.append(bytes_ if counted else ZERO)
         self._terms.append(term)
         return Value(
@@ -134,7 +148,7 @@ class Tape:
     def view(self, source: Value, width: float) -> Value:
         """A part of a tensor, sharing its storage; `width` on this GPU."""
         value = Value(
-            size=Size(per_token=width * source.dtype_bytes),
+            size=Size(per_token=width * source.dtype_bytes * self.token_share),
             width=width,
             dtype_bytes=source.dtype_bytes,
             share=source.share,
@@ -142,6 +156,21 @@ class Tape:
         )
         self.record(value, [source], passed=[source], is_part=value.size != source.size)
         return value
+
+    def pieces(self, source: Value, count: int) -> list[Value]:
+        """A tensor cut along its tokens into `count` equal views."""
+        found = [replace(source, size=source.size.times(1 / count)) for _ in range(count)]
+        for piece in found:
+            self.record(piece, [source], passed=[source], is_part=True)
+        return found
+
+    @contextmanager
+    def checkpointed(self, inputs: Sequence[Value]) -> Iterator[None]:
+        """What is recorded within is recomputed in the backward pass, from `inputs`."""
+        self._region = len(self._regions)
+        self._regions.append(frozenset(value.storage for value in inputs))
+        yield
+        self._region = None
 
     def record(
         self,
@@ -175,6 +204,7 @@ class Tape:
                 frozenset(passed),
                 is_part,
                 temporary,
+                self._region,
             )
         )
 
@@ -199,12 +229,25 @@ class Tape:
         Args:
             without: a tensor that was only kept by `keep` is left out where it is this one.
         """
-        kept = {storage for node in self._nodes for storage in node.saved}
-        return self._by_term(kept | (self._kept - {without.storage}))
+        return self._by_term(self._held() | (self._kept - {without.storage}))
 
     def saves(self, value: Value) -> bool:
         """Whether the storage of `value` is kept."""
-        return any(value.storage in node.saved for node in self._nodes)
+        return value.storage in self._held()
+
+    def recomputed(self) -> Terms:
+        """What checkpointed functions save when they run again, and nothing else keeps."""
+        again = {storage for node in self._nodes for storage in node.saved}
+        return self._by_term(again - self._held())
+
+    def _held(self) -> set[int]:
+        held: set[int] = set()
+        for node in self._nodes:
+            if node.region is None:
+                held |= node.saved
+            elif node.saved:
+                held |= self._regions[node.region]
+        return held
 
     def _by_term(self, storages: set[int]) -> Terms:
         terms: Terms = {}
@@ -221,15 +264,15 @@ class Tape:
         Returns:
             The moments that are largest at some shape, and the bytes of the parameters' gradients.
         """
-        walk = _Walk(self._nodes, out, frozenset(self._added_apart))
+        walk = _Walk(self._nodes, self._regions, out, frozenset(self._added_apart))
         moments: list[Moment] = []
         for index in range(len(self._nodes) - 1, -1, -1):
             settled = walk.parameter_gradients
             flowing = walk.step(index)
             if flowing is not None:
-                moments.append(self._moment(walk.saved_before(index), flowing, settled))
+                moments.append(self._moment(walk.saved_at(index), flowing, settled))
             for adding in walk.sums:
-                saved = walk.saved_before(index - 1)
+                saved = walk.saved_at(index, has_run=True)
                 moments.append(self._moment(saved, adding, walk.parameter_gradients))
         return undominated(moments), walk.parameter_gradients
 
@@ -244,13 +287,27 @@ class Tape:
 class _Walk:
     """The engine's state: gradients in flight, and what is still saved."""
 
-    def __init__(self, nodes: list[_Node], out: Value, added_apart: frozenset[Value]) -> None:
+    def __init__(
+        self,
+        nodes: list[_Node],
+        regions: list[frozenset[int]],
+        out: Value,
+        added_apart: frozenset[Value],
+    ) -> None:
         self._nodes = nodes
         self._added_apart = added_apart
         self.sums: list[Size] = []
         self._first_saver: dict[int, int] = {}
+        self._again: list[dict[int, int]] = [{} for _ in regions]
+        self._last_saver: dict[int, int] = {}
         for index, node in enumerate(nodes):
-            for storage in node.saved:
+            kept = node.saved
+            if node.region is not None and node.saved:
+                kept = regions[node.region]
+                self._last_saver[node.region] = index
+                for storage in node.saved:
+                    self._again[node.region].setdefault(storage, index)
+            for storage in kept:
                 self._first_saver.setdefault(storage, index)
         self._first_view: dict[Value, int] = {}
         for index, node in enumerate(nodes):
@@ -262,9 +319,14 @@ class _Walk:
         self._parts: dict[Value, list[int]] = {}
         self.parameter_gradients = ZERO
 
-    def saved_before(self, index: int) -> set[int]:
-        """Storages still held while node `index` runs."""
-        return {storage for storage, first in self._first_saver.items() if first <= index}
+    def saved_at(self, index: int, *, has_run: bool = False) -> set[int]:
+        """Storages still held while node `index` runs, or once it has."""
+        until = index - has_run
+        held = {storage for storage, first in self._first_saver.items() if first <= until}
+        region = self._nodes[index].region
+        if region is not None and index <= self._last_saver.get(region, -1):
+            held |= {storage for storage, first in self._again[region].items() if first <= until}
+        return held
 
     def _flowing(self) -> Size:
         return total(self._sizes.values())

@@ -85,6 +85,7 @@ def _block(fields: Fields, hidden: int) -> Block:
     build.prefix = "attention.output."
     attended = attention_output(build, "dense", mixed, hidden, bias=True)
     middle = layer_norm(build, "LayerNorm", build.add(build.dropout(attended, dropout), "x"))
+    build.end_attention()
     build.prefix = ""
     out = plain_mlp(
         build,

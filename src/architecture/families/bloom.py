@@ -71,6 +71,7 @@ def _bloom_block(fields: Fields, hidden: int) -> Block:
     attended = attention_output(build, "dense", mixed, hidden, bias=True)
     build.prefix = ""
     middle = build.add(residual, build.dropout(attended, dropout))
+    build.end_attention()
     normed = layer_norm(build, "post_attention_layernorm", middle)
     build.prefix = "mlp."
     out = plain_mlp(

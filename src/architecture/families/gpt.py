@@ -98,7 +98,9 @@ def _gpt2_block(
     )
     attended = attention_output(build, "c_proj", mixed, hidden, bias=True)
     build.prefix = ""
-    middle = build.add(build.dropout(attended, dropout), "x")
+    attended = build.dropout(attended, dropout)
+    build.end_attention()
+    middle = build.add(attended, "x")
     normed = layer_norm(build, "ln_2", middle)
     build.prefix = "mlp."
     out = plain_mlp(
@@ -172,7 +174,9 @@ def _gpt_neo_block(fields: Fields, hidden: int) -> Block:
     mixed = heads.attend(build, query, key, value, dropout=weights_dropout, eager_fp32=True)
     attended = attention_output(build, "out_proj", mixed, hidden, bias=True)
     build.prefix = ""
-    middle = build.add(build.dropout(attended, dropout), "x")
+    attended = build.dropout(attended, dropout)
+    build.end_attention()
+    middle = build.add(attended, "x")
     normed = layer_norm(build, "ln_2", middle)
     build.prefix = "mlp."
     out = plain_mlp(

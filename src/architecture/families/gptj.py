@@ -83,6 +83,7 @@ def _finish_block(fields: Fields, build: BlockBuilder, normed: str, mixed: str) 
     attended = build.dropout(
         attention_output(build, "out_proj", mixed, hidden, bias=False), dropout
     )
+    build.end_attention()
     build.prefix = "mlp."
     out = plain_mlp(
         build,

@@ -22,7 +22,14 @@ from src.architecture.families.llama import (
     read_gated_mlp,
     window_everywhere,
 )
-from src.architecture.families.residual import Part, dropped, normed, residual_block, scaled
+from src.architecture.families.residual import (
+    Part,
+    dropped,
+    normed,
+    residual_block,
+    scaled,
+    within_attention,
+)
 from src.architecture.fields import Fields
 from src.architecture.ops import NormKind, Parallel
 
@@ -86,7 +93,10 @@ def starcoder2(fields: Fields) -> Decoder:
         return out
 
     block = residual_block(
-        hidden, dropped(attend, dropout), dropped(feed, dropout), norm=layer_norm
+        hidden,
+        within_attention(dropped(attend, dropout)),
+        dropped(feed, dropout),
+        norm=layer_norm,
     )
     layers = fields.layers("num_hidden_layers")
     return model_decoder(

@@ -57,6 +57,17 @@ def dropped(part: Part, probability: float) -> Part:
     return lambda build, source: build.dropout(part(build, source), probability)
 
 
+def within_attention(part: Part) -> Part:
+    """The part, all of it inside the attention module."""
+
+    def write(build: BlockBuilder, source: str) -> str:
+        out = part(build, source)
+        build.end_attention()
+        return out
+
+    return write
+
+
 def scaled(part: Part) -> Part:
     """The part, then a multiplication by a constant: a tensor of its own."""
     return lambda build, source: build.copy(part(build, source), name="scaled")

@@ -127,6 +127,13 @@ class FsdpPlacement(Placement):
         held = self._whole(self.counts.blocks[-1])
         return fixed(self._whole(self._unfreed()) + held)
 
+    def gathered_outputs(self) -> Size:
+        """The root (or everything): it frees the held buffer behind its own forward pass.
+
+        Source: `FSDPState._post_forward`, torch/distributed/fsdp/_fully_shard/_fsdp_state.py.
+        """
+        return fixed(self._whole(self._unfreed()))
+
     def gathered_loss(self) -> Size:
         """The same; where nothing is gathered again, the held buffer is gone."""
         if self.method is Method.FSDP_GRAD:

@@ -151,6 +151,10 @@ class Placement:
         """Whole weights alive at the end of the forward pass, where they are sharded."""
         return ZERO
 
+    def gathered_outputs(self) -> Size:
+        """Whole weights alive once the forward pass is over, and its outputs are looked at."""
+        return self.gathered_forward()
+
     def gathered_loss(self) -> Size:
         """Whole weights alive when the backward pass begins."""
         return self.gathered_forward()

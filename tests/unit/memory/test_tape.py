@@ -76,3 +76,38 @@ def test_a_gradient_that_exists_is_added_to_and_not_counted_again() -> None:
     moments, gradients = tape.walk(out)
     assert gradients == ZERO
     assert max(moment.size.fixed for moment in moments) == 400
+
+
+def test_a_checkpointed_function_keeps_its_input_until_its_last_saver_runs_again() -> None:
+    tape = Tape()
+    source = tape.tensor(10, 2)
+    outer = linear(tape, source, 10)
+    with tape.checkpointed([outer]):
+        middle = linear(tape, outer, 40)
+        inner = linear(tape, middle, 10)
+    out = linear(tape, inner, 5)
+    # source, the function's input, and the last Linear's input: 10 wide each; the 40 are not kept
+    assert tape.saved(without=out) == {Term.SAVED_ACTIVATIONS: per_token(60)}
+    assert tape.recomputed() == {Term.SAVED_ACTIVATIONS: per_token(80)}
+    moments, _ = tape.walk(out)
+    kept = [moment.terms[Term.SAVED_ACTIVATIONS].per_token for moment in moments]
+    # while the function's last node runs: source, input and, again, what is 40 wide
+    assert max(kept) == 20 + 20 + 80
+
+
+def test_pieces_along_the_tokens_are_joined_into_one_gradient() -> None:
+    tape = Tape()
+    source = linear(tape, tape.tensor(1, 2), 12)
+    halves = tape.pieces(source, 2)
+    assert [half.size for half in halves] == [per_token(12), per_token(12)]
+    tape.token_share = 0.5
+    ends = [tape.tensor(6, 2), tape.tensor(6, 2)]
+    assert [end.size for end in ends] == [per_token(6), per_token(6)]
+    for half, end in zip(halves, ends, strict=True):
+        tape.record(end, [half])
+    out = tape.tensor(0, 2)
+    tape.record(out, ends)
+    moments, _ = tape.walk(out)
+    # both halves' gradients and the whole of them
+    flowing = [moment.terms[Term.ACTIVATION_GRADIENTS].per_token for moment in moments]
+    assert max(flowing) == 24 + 24

@@ -1,0 +1,80 @@
+"""Which parts of a model run again in the backward pass."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from src.errors import NotCoveredError, UserError
+from src.measure.blocks import find_blocks
+from src.measure.options import LoopOptions
+from src.spec import Checkpointing, Job
+
+
+def enable_checkpointing(model: Any, job: Job, loop: LoopOptions) -> None:
+    """Recompute blocks, or their attention modules, in the backward pass.
+
+    The random-number state is not kept: that state lives on the host.
+
+    Raises:
+        UserError: the model has no checkpointing.
+    """
+    if job.checkpointing is Checkpointing.FULL:
+        _checkpoint_blocks(model, job, loop)
+    elif job.checkpointing is Checkpointing.SELECTIVE:
+        for block in find_blocks(model):
+            module = attention_module(block)
+            module.forward = _recomputed(module.forward)
+
+
+def _checkpoint_blocks(model: Any, job: Job, loop: LoopOptions) -> None:
+    """As the Trainer switches it on; off again for all but one of every so many blocks."""
+    kwargs = {"use_reentrant": loop.reentrant_checkpointing, "preserve_rng_state": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+        except ValueError as error:
+            raise UserError(
+                key="checkpointing", value=job.checkpointing, allowed=str(error).splitlines()[0]
+            ) from error
+    if job.finetune.is_lora:
+        model.enable_input_require_grads()
+    blocks: list[Any] = list(find_blocks(model))
+    for index, block in enumerate(blocks):
+        if index % job.checkpoint_every == 0:
+            continue
+        if not hasattr(block, "gradient_checkpointing"):
+            raise NotCoveredError(
+                key="checkpoint_every",
+                value=job.checkpoint_every,
+                allowed="1: this transformers switches checkpointing for all blocks at once",
+            )
+        block.gradient_checkpointing = False
+
+
+def attention_module(block: nn.Module) -> Any:
+    """The outermost module of a block that is an attention, by the name of its class."""
+    return next(
+        module
+        for module in block.modules()
+        if module is not block
+        and "ttention" in type(module).__name__
+        and any(parameter.dim() > 1 for parameter in module.parameters())
+    )
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(forward)
+    def again(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    return again
