@@ -8,9 +8,11 @@ from typing import Any
 from src.config import (
     EXIT_NOTHING_FITS,
     EXIT_OK,
+    Output,
+    Question,
     answering,
-    compose_arguments,
-    compose_keywords,
+    compose_keywords_with_files,
+    compose_with_files,
     emit,
     listing_rows,
     run_command,
@@ -36,20 +38,27 @@ def estimate(**keys: Any) -> Report:
         if key in keys:
             allowed = "for the command line only; src.report renders a report"
             raise UserError(key=key, value=keys[key], allowed=allowed)
-    with answering(to_request(compose_keywords(keys))) as answer:
-        return answer.report
+    cfg, imported = compose_keywords_with_files(keys)
+    with imported.naming_errors():
+        question = to_request(cfg).told_first(imported.warnings)
+        with answering(question) as answer:
+            return answer.report
 
 
 def run(arguments: list[str]) -> int:
     """Answer the command line on stdout; the exit code."""
     if run_flag(arguments):
         return EXIT_OK
-    cfg = compose_arguments(arguments)
-    output = to_output(cfg)
-    if output.listing is not None:
-        emit(render_listing(listing_rows(output.listing), output.format))
-        return EXIT_OK
-    question = to_request(cfg)
+    cfg, imported = compose_with_files(arguments)
+    with imported.naming_errors():
+        output = to_output(cfg)
+        if output.listing is not None:
+            emit(render_listing(listing_rows(output.listing), output.format))
+            return EXIT_OK
+        return _answer(to_request(cfg).told_first(imported.warnings), output)
+
+
+def _answer(question: Question, output: Output) -> int:
     with progress_bar() as watch, answering(question, watch=watch) as answer:
         report = answer.report
         if output.snapshot is not None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from src.config.answering import Answer, answering
 from src.config.command import EXIT_NOTHING_FITS, EXIT_OK, emit, run_command
-from src.config.compose import compose_arguments, compose_keywords
+from src.config.compose import (
+    compose_arguments,
+    compose_keywords,
+    compose_keywords_with_files,
+    compose_with_files,
+)
 from src.config.flags import run_flag
 from src.config.listing import listing_rows
 from src.config.request import Output, Question, to_output, to_request
@@ -18,6 +23,8 @@ __all__ = [
     "answering",
     "compose_arguments",
     "compose_keywords",
+    "compose_keywords_with_files",
+    "compose_with_files",
     "emit",
     "listing_rows",
     "run_command",

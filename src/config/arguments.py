@@ -64,6 +64,9 @@ def parse_value(key: str, text: str, program: Program = ESTIMATE) -> Any:
     kind, allowed = program.kind_of(key), program.allowed_for(key)
     if kind is ValueKind.OPTIONAL_TEXT and text == "null":
         return None
+    if kind is ValueKind.FILES:
+        is_list = text.startswith("[") and text.endswith("]")
+        return [file.strip() for file in text[1:-1].split(",")] if is_list else text
     is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
     if kind in (ValueKind.TEXT, ValueKind.OPTIONAL_TEXT) and not is_quoted:
         return text

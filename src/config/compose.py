@@ -27,7 +27,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from src.config.arguments import parse_value, split_arguments
-from src.config.keys import ESTIMATE
+from src.config.imports import Imported, import_files
+from src.config.keys import ESTIMATE, FILES_KEY
 from src.config.profile_schema import ProfileConfig
 from src.config.program import Program, ValueKind
 from src.config.schema import EstimateConfig
@@ -74,9 +75,20 @@ def compose_arguments(arguments: Sequence[str], program: Program = ESTIMATE) -> 
     Raises:
         UserError: a key, a type or the grammar is wrong.
     """
+    return compose_with_files(arguments, program)[0]
+
+
+def compose_with_files(
+    arguments: Sequence[str], program: Program = ESTIMATE
+) -> tuple[DictConfig, Imported]:
+    """The configuration, and what of it the files of `from` have said.
+
+    Raises:
+        UserError: a key, a type, the grammar or a file is wrong.
+    """
     typed = split_arguments(arguments, program)
     values = {key: parse_value(key, text, program) for key, text in typed.items()}
-    return _compose_values(program, values, typed)
+    return _compose_over_files(program, values, typed)
 
 
 def compose_keywords(keywords: Mapping[str, Any]) -> DictConfig:
@@ -85,10 +97,30 @@ def compose_keywords(keywords: Mapping[str, Any]) -> DictConfig:
     Raises:
         UserError: a key or a type is wrong.
     """
+    return compose_keywords_with_files(keywords)[0]
+
+
+def compose_keywords_with_files(keywords: Mapping[str, Any]) -> tuple[DictConfig, Imported]:
+    """The configuration of keyword arguments, and what of it the files of `from` have said.
+
+    Raises:
+        UserError: a key, a type or a file is wrong.
+    """
     flat = {key: _plain(value) for key, value in _flatten(keywords)}
     for key, value in flat.items():
         ESTIMATE.check_key(key, value)
-    return _compose_values(ESTIMATE, flat, flat)
+    return _compose_over_files(ESTIMATE, flat, flat)
+
+
+def _compose_over_files(
+    program: Program, values: Mapping[str, Any], typed: Mapping[str, Any]
+) -> tuple[DictConfig, Imported]:
+    asked = {key: value for key, value in values.items() if key != FILES_KEY}
+    imported = import_files(values.get(FILES_KEY), asked)
+    said = imported.values
+    with imported.naming_errors():
+        cfg = _compose_values(program, {**said, **asked}, {**said, **typed})
+    return cfg, imported
 
 
 def print_help(program: Program = ESTIMATE) -> None:
@@ -131,6 +163,8 @@ def _default_texts(program: Program) -> dict[str, str]:
         # An option that is left out costs Hydra's grammar nothing; one that is given, 5 ms.
         defaults = _defaults(program.name, program.choices(choice))
         for key in program.keys:
+            if key == FILES_KEY:
+                continue
             if values.get(key) is None and not OmegaConf.is_missing(defaults, key):
                 values[key] = OmegaConf.select(defaults, key)
     shown = {key: value for key, value in values.items() if not OmegaConf.is_dict(value)}

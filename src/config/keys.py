@@ -28,6 +28,8 @@ LISTINGS = ("models", "gpus", "methods")
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 PAGE_SUFFIXES = (".html",)
 SNAPSHOT_SUFFIXES = (".pickle", ".pkl")
+FILES_KEY = "from"
+"""No key of the configuration: its files become other keys when it is composed."""
 
 
 def _choices(values: Iterable[str]) -> str:
@@ -48,6 +50,11 @@ KEYS: dict[str, Key] = {
         allowed="name or hub id of list=models, config.json or its folder, owner/name on the hub",
         meaning="",
         kind=ValueKind.TEXT,
+    ),
+    FILES_KEY: Key(
+        allowed="FILE | [FILE,FILE]",
+        meaning="keys from TrainingArguments, accelerate, DeepSpeed, TRL, axolotl, LLaMA-Factory",
+        kind=ValueKind.FILES,
     ),
     "arch": Key(allowed="arch.<field>=value", meaning="overrides a field of the model's config"),
     "gpus": Key(allowed=_COUNT, meaning="GPUs of the job"),
@@ -162,6 +169,7 @@ _OTHER_NAMES = {
     "lora": "finetune",
     "strategy": "method",
     "output": "format",
+    "config_file": FILES_KEY,
     "timeout": "dryrun.time_limit_s",
     "memory_snapshot": "snapshot",
 }

@@ -20,6 +20,7 @@ class ValueKind(StrEnum):
     OPTIONAL_TEXT = "optional text"
     WORDS = "words"
     LITERAL = "literal"
+    FILES = "files"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +30,8 @@ class Key:
     Attributes:
         allowed: its values, in words.
         meaning: what it is; one short clause.
-        kind: text is taken as it stands, words become a list, literals go through Hydra's grammar.
+        kind: text is taken as it stands, words and files become a list, literals go through
+            Hydra's grammar.
     """
 
     allowed: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,10 @@ class Question:
     request: Request
     warnings: tuple[str, ...]
     dry_run_limit_s: int
+
+    def told_first(self, warnings: tuple[str, ...]) -> Question:
+        """The question with warnings before its own."""
+        return replace(self, warnings=(*warnings, *self.warnings))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
