@@ -63,7 +63,6 @@ _RULES: dict[str, Rule] = {
     "adapter": Take("adapter", one_of({"lora": "lora", "qlora": "lora", "": "none"})),
     "lora_target_linear": Take("all_linear", switch),
     "peft_use_dora": Take("finetune.dora", switch),
-    "peft_use_rslora": LORA_WARNINGS["use_rslora"],
     "sequence_len": Take("seq_len", whole),
     "micro_batch_size": Take("micro_batch", whole),
     "gradient_accumulation_steps": TRAINER["gradient_accumulation_steps"],
@@ -134,7 +133,7 @@ AXOLOTL = Format(
         profiler_steps remove_unused_columns revision_of_model skip_prepare_dataset
         streaming ddp_timeout dp_shard_size dp_replicate_size excess_length_strategy
         loraplus_lr_ratio roles_to_train train_on_eos embeddings_skip_upcast gc_steps
-        torch_compile_backend use_wandb
+        torch_compile_backend use_wandb peft_use_rslora
         """),
     harmless_starts=(*TRAINER_HARMLESS_STARTS, "wandb_", "mlflow_", "comet_", "dataset_"),
     defaults={

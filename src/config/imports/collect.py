@@ -121,7 +121,7 @@ class _Sheet:
         elif isinstance(rule, Take):
             self.fact(key, value, rule)
         elif isinstance(rule, Warn):
-            self.warn(key, value, rule.reason)
+            self.warn(key, value, rule.reason, rule.unless)
         elif isinstance(rule, Refuse):
             self.refuse(key, value, rule)
         else:
@@ -147,7 +147,10 @@ class _Sheet:
         fact = Fact(value=found, file=self.file, written=written)
         self.collected.put(rule.fact, fact, is_training=self.form.is_training)
 
-    def warn(self, key: str, value: Any, reason: str) -> None:
+    def warn(self, key: str, value: Any, reason: str, unless: tuple[Any, ...] = ()) -> None:
+        if value in unless:
+            self.harmless.append(told(key))
+            return
         self.warned.append(told(key))
         self.collected.warnings.append(
             f"from={told_file(self.file)}: {key}={told(value)}: {reason}"

@@ -56,6 +56,7 @@ _RULES: dict[str, Rule] = {
     f"{_ZERO}.zero_hpz_partition_size": Refuse("ZeRO++ is not counted", (1,)),
     f"{_ZERO}.zero_quantized_weights": Refuse("ZeRO++ is not counted"),
     f"{_ZERO}.zero_quantized_gradients": Refuse("ZeRO++ is not counted"),
+    f"{_ZERO}.sub_group_size": Warn("DeepSpeed's 1e9 is counted", (10**9, "auto")),
     f"{_ZERO}.allgather_bucket_size": Warn("one bucket size is counted, reduce_bucket_size"),
     f"{_ZERO}.mics_shard_size": Refuse("MiCS is not counted", (-1, 0)),
     "bf16.enabled": Take("bf16", _switch_or_auto),
@@ -89,7 +90,7 @@ DEEPSPEED = Format(
         fp16.loss_scale fp16.loss_scale_window fp16.initial_scale_power fp16.hysteresis
         fp16.min_loss_scale fp16.auto_cast fp16.consecutive_hysteresis
         {_ZERO}.overlap_comm {_ZERO}.contiguous_gradients {_ZERO}.allgather_partitions
-        {_ZERO}.reduce_scatter {_ZERO}.sub_group_size {_ZERO}.round_robin_gradients
+        {_ZERO}.reduce_scatter {_ZERO}.round_robin_gradients
         {_ZERO}.offload_optimizer {_ZERO}.offload_param {_ZERO}.load_from_fp32_weights
         {_ZERO}.stage3_max_reuse_distance
         {_ZERO}.stage3_gather_16bit_weights_on_model_save

@@ -43,7 +43,6 @@ _RULES: dict[str, Rule] = {
     "lora_dropout": LORA["lora_dropout"],
     "lora_target": LORA["lora_target_modules"],
     "use_dora": Take("finetune.dora", switch),
-    "use_rslora": Warn("rank-stabilised LoRA has LoRA's bytes"),
     "pissa_init": Warn("PiSSA's first decomposition is not counted"),
     "additional_target": Warn("modules that are trained and saved whole are not counted"),
     "quantization_bit": Take("bits", one_of(_BITS, "2, 3, 5 and 6 bits are not here; ")),

@@ -30,6 +30,7 @@ class Warn:
     """The key matters for memory and is not counted: a warning where it is switched on."""
 
     reason: str
+    unless: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

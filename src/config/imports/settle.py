@@ -97,6 +97,8 @@ def _add_defaults(settling: Settling) -> None:
             added.append(f"{name}={value}")
     if added:
         settling.warn(f"by {form.name}'s defaults: {', '.join(added)}")
+    if not {"seq_len"} & {*facts, *settling.typed}:
+        settling.warn("no file says how long sequences are: seq_len is this program's default")
     if form.caveat and not {"precision", "loss"} & settling.typed.keys():
         settling.warn(f"{form.name}: {form.caveat}")
 
@@ -112,8 +114,9 @@ def _method(settling: Settling) -> None:
     if method == "ddp" and settling.says("gpus") == 1:
         method = "single"
     if not method:
-        what = "DeepSpeed's stage is in none of the files" if launcher else "no file says which"
-        settling.warn(f"{what}: every method is answered")
+        what = "DeepSpeed's stage" if launcher else "how the job is spread"
+        if "method" not in settling.typed:
+            settling.warn(f"no file says {what}: every method is answered")
         return
     if settling.says("tp") is not None and settling.says("tp") > 1:
         method = {"ddp": "ddp+tp", "fsdp": "fsdp+tp"}.get(method, method)

@@ -173,7 +173,7 @@ TRAINER_HARMLESS = names("""
         include_tokens_per_second include_num_input_tokens_seen enable_jit_checkpoint
         split_batches full_determinism_seed torchdynamo tpu_num_cores tpu_metrics_debug
         _n_gpu fsdp_config parallelism_config parallelism_config.dp_replicate_size
-        parallelism_config.dp_shard_size
+        parallelism_config.dp_shard_size use_rslora
         """)
 TRAINER_HARMLESS_STARTS = (
     "log_",
@@ -202,6 +202,5 @@ LORA: dict[str, Rule] = {
 _SAVED = "modules that are trained and saved whole are not counted"
 LORA_WARNINGS: dict[str, Rule] = {
     "lora_modules_to_save": Warn(_SAVED),
-    "use_rslora": Warn("rank-stabilised LoRA has LoRA's bytes"),
 }
 MODEL = Take("model", text)

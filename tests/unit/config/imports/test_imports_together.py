@@ -245,3 +245,19 @@ def test_a_question_without_files_loads_no_tables() -> None:
     code = "import sys, src.estimate; print([m for m in sys.modules if 'imports.settle' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_length_that_no_file_says_is_told(tmp_path: Path) -> None:
+    file = write(tmp_path, "a.json", {"output_dir": "x"})
+    assert any("how long sequences are" in line for line in import_files(file, {}).warnings)
+    typed = import_files(file, {"seq_len": 64}).warnings
+    assert not any("how long sequences are" in line for line in typed)
+
+
+@pytest.mark.parametrize(("size", "count"), [(1e9, 0), ("auto", 0), (5e8, 1)])
+def test_a_usual_value_of_what_is_not_counted_is_no_warning(
+    tmp_path: Path, size: Any, count: int
+) -> None:
+    zero = {"zero_optimization": {"stage": 3, "sub_group_size": size}}
+    warnings = import_files(write(tmp_path, "z.json", zero), {}).warnings
+    assert sum("1e9 is counted" in line for line in warnings) == count
