@@ -195,3 +195,30 @@ def test_blocks_that_differ_count_by_the_largest() -> None:
     job = Job(model=zoo_model("deepseek-v2-lite"))
     mine = parts_of(job, Method.ZERO3, Layout(dp=8, shard=8), gpu()).counts
     assert mine.largest_block.base > 5 * mine.blocks[0].base
+
+
+def test_a_rank_costs_its_adapters_and_what_passes_through_them() -> None:
+    """From rank 8 to 64 it is 16 B for each element that is added, and no gigabytes."""
+    low, high = (
+        ledger_of(step_of(Job(model=zoo_model("llama-2-7b"), finetune=replace(LORA, r=r))))
+        for r in (8, 64)
+    )
+    added = 56 * 32 * 4 * (4096 + 4096)
+    for instant, per_element in ((Instant.LOAD, 4), (Instant.OPTIMIZER_STEP, 16)):
+        found = sum(high[instant].values()) - sum(low[instant].values())
+        assert found == per_element * added
+    for term in (Term.CHECKPOINTS, Term.LOSS_TEMPORARIES):
+        assert high[Instant.LOSS_BACKWARD][term] == low[Instant.LOSS_BACKWARD][term]
+
+
+def test_one_sequence_is_no_quarter_of_four() -> None:
+    """Weights do not shrink with the batch: dividing a measured peak by it is wrong."""
+    job = Job(
+        model=zoo_model("falcon-7b"),
+        finetune=LORA,
+        precision=Precision.BF16_TRUE,
+        checkpointing=Checkpointing.NONE,
+    )
+    one, four = (peak(job, micro_batch=batch) for batch in (1, 4))
+    weights = 2 * describe(job.model).num_parameters
+    assert one - four / 4 == pytest.approx(0.75 * weights, rel=0.02)
