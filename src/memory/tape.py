@@ -271,9 +271,9 @@ class Tape:
             flowing = walk.step(index)
             if flowing is not None:
                 moments.append(self._moment(walk.saved_at(index), flowing, settled))
-            for adding in walk.sums:
+            for adding, beside in walk.sums:
                 saved = walk.saved_at(index, has_run=True)
-                moments.append(self._moment(saved, adding, walk.parameter_gradients))
+                moments.append(self._moment(saved, adding, beside))
         return undominated(moments), walk.parameter_gradients
 
     def _moment(self, saved: set[int], flowing: Size, settled: Size) -> Moment:
@@ -296,7 +296,7 @@ class _Walk:
     ) -> None:
         self._nodes = nodes
         self._added_apart = added_apart
-        self.sums: list[Size] = []
+        self.sums: list[tuple[Size, Size]] = []
         self._first_saver: dict[int, int] = {}
         self._again: list[dict[int, int]] = [{} for _ in regions]
         self._last_saver: dict[int, int] = {}
@@ -350,7 +350,8 @@ class _Walk:
             self._release(gradient)
         elif value in self._gradient_of:
             if value in self._added_apart:
-                self.sums.append(self._flowing().plus(value.size))
+                flowing = self._flowing().plus(value.size)
+                self.sums.append((flowing, self.parameter_gradients))
             self._release(gradient)
         else:
             self._gradient_of[value] = gradient

@@ -85,6 +85,21 @@ def test_gradients_of_distributed_tensors_are_added_into_a_third_one() -> None:
     assert most() == 3 * 20
 
 
+def test_a_weight_gradient_counts_once_while_the_sum_is_formed() -> None:
+    """Two products of a gathered tensor of 10 elements: a weight of 100 bytes each."""
+    tape = Tape()
+    gathered = tape.tensor(10, 2)
+    tape.add_apart(gathered)
+    outs = [tape.tensor(1, 2) for _ in range(2)]
+    for out in outs:
+        tape.record(out, [gathered, tape.parameter(50, 2, requires_grad=True)])
+    joined = tape.tensor(1, 2)
+    tape.record(joined, outs)
+    moments, gradients = tape.walk(joined)
+    assert gradients.fixed == 200
+    assert max(moment.size.fixed for moment in moments) == 200
+
+
 def test_a_sequence_that_the_group_does_not_divide_is_refused() -> None:
     with pytest.raises(UserError, match=r"seq_len=510: a multiple of the .* degree 4 "):
         estimate_step(step(replace(split(JOB), seq_len=510), tp=4))
