@@ -80,11 +80,14 @@ class Lowering(Pieces):
         tp = self.regime.tp
         if op.parallel.splits_outputs and self.regime.splits_sequence:
             source = self.whole_sequence(op, source)
-        share = {Parallel.COLUMN: 1 / tp, Parallel.REPLICATED: source.share}.get(op.parallel, 1.0)
+        share = source.share if op.parallel is Parallel.REPLICATED else 1.0
+        share = 1 / tp if op.parallel.splits_outputs else share
         numel = op.in_features * op.width / (1 if op.parallel is Parallel.REPLICATED else tp)
-        out = self.matmul(
-            source, numel, op.width * share, share, trained=self.regime.trains_weights
-        )
+        # What is whole outside is cut to this GPU's inputs, a copy, and put together again.
+        taken = self.scattered(source) if op.parallel is Parallel.ROW_SCATTERED else source
+        out = self.matmul(taken, numel, op.width * share, share, trained=self.regime.trains_weights)
+        if op.parallel is Parallel.COLUMN_GATHERED:
+            out = self.joined(out)
         if op.parallel.splits_inputs and self.regime.splits_sequence:
             out = self.scattered(out, flat=op.flat)
         if self.regime.finetune.is_lora and is_target(op, self.regime.finetune):
@@ -108,7 +111,7 @@ class Lowering(Pieces):
     def scattered(self, source: Value, *, flat: bool = False) -> Value:
         """Reduce-scatter behind a row-parallel Linear; the cut of a whole tensor likewise.
 
-        Backward: the gradient is all-gathered, then put in the order of the sequence (a copy).
+        Backward: the gradient is all-gathered, then put in the tensor's order (a copy).
         """
         share = 1 / self.regime.tp
         part = self.tape.tensor(source.width * share, source.dtype_bytes, share=share)
@@ -116,7 +119,7 @@ class Lowering(Pieces):
         return part
 
     def joined(self, source: Value) -> Value:
-        """The final norm's output, gathered for a whole head; its gradient is cut."""
+        """A part that is gathered, as the final norm's output for a head; its gradient is cut."""
         whole = self.tape.tensor(source.width / source.share, source.dtype_bytes)
         self.tape.record(whole, [source])
         return whole

@@ -123,3 +123,23 @@ def test_every_expert_is_split_over_the_group() -> None:
     whole, halves = (count_model(decoder, finetune=Finetune(), tp=tp).blocks[0] for tp in (1, 2))
     split = 8 * 3 * 4096 * 14336 + 2 * 4096 * (4096 + 1024)
     assert whole.base - halves.base == split / 2
+
+
+@pytest.mark.parametrize(("tp", "part"), [(2, 1 / 2), (4, 1 / 4)])
+def test_what_a_whole_input_is_cut_to_is_what_a_linear_keeps(tp: int, part: float) -> None:
+    """OLMo 2: o keeps its part of a copy of what the attention gives, 2048 wide."""
+    job = Job(
+        model=zoo_model("olmo-2-1b", num_hidden_layers=1),
+        precision=Precision.BF16_TRUE,
+        checkpointing=Checkpointing.NONE,
+        seq_len=SEQUENCE,
+    )
+    whole, split = (
+        ledger_of(Step(job=job, method=method, layout=layout, gpu=gpu(), micro_batch=BATCH))[
+            Instant.FORWARD_END
+        ][Term.SAVED_ACTIVATIONS]
+        for method, layout in ((Method.SINGLE, Layout()), (Method.TP, Layout(tp=tp)))
+    )
+    tokens, hidden, inner = BATCH * SEQUENCE, 2048, 8192
+    # The MLP keeps gate, its activation, up and their product: of each this GPU's part.
+    assert whole - split == tokens * 2 * (4 * inner + hidden) * (1 - part)
