@@ -8,7 +8,7 @@ from typing import Any
 from src.measure.case import Case
 from src.measure.kernels import DISTINCT_TOKEN_FRACTION, SORTED_EMBEDDING_INDICES
 from src.memory.outside import context_bytes, nccl_bytes
-from src.spec import Attention
+from src.spec import Attention, Quantization
 from src.units import MIB
 
 EXPERT_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -39,8 +39,10 @@ def assumptions(case: Case) -> tuple[str, ...]:
         notes.append(f"CUDA context of {context_bytes(step.gpu) // MIB} MiB assumed")
     if step.layout.num_gpus > 1:
         notes.append(f"NCCL's {nccl_bytes(step.layout) // MIB:,} MiB assumed")
-    if case.loop.nf4:
-        notes.append("bitsandbytes' NF4 Linears are a stand-in with their storage and temporaries")
+    if step.job.finetune.is_quantized:
+        notes.append("bitsandbytes' Linears are stand-ins with their storage and temporaries")
+        if step.job.finetune.quantization is Quantization.INT8:
+            notes.append("no input of an int8 Linear is beyond its threshold for outliers")
     return tuple(notes)
 
 

@@ -44,7 +44,7 @@ def _checkpoint_blocks(model: Any, job: Job, loop: LoopOptions) -> None:
             raise UserError(
                 key="checkpointing", value=job.checkpointing, allowed=str(error).splitlines()[0]
             ) from error
-    if job.finetune.is_lora:
+    if not job.finetune.trains_weights:
         model.enable_input_require_grads()
     blocks: list[Any] = list(find_blocks(model))
     for index, block in enumerate(blocks):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from src.errors import NotCoveredError
 from src.spec import FinetuneKind, Job, Method, Offload, refusal
 
-_KINDS = (FinetuneKind.FULL, FinetuneKind.LORA)
+_KINDS = (FinetuneKind.FULL, FinetuneKind.FREEZE, FinetuneKind.LORA, FinetuneKind.QLORA)
 
 _GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]], ...] = (
     ("finetune", lambda job: job.finetune.kind, lambda job, _: job.finetune.kind not in _KINDS),

@@ -123,9 +123,11 @@ def check_measurable(case: Case) -> None:
     Raises:
         UserError: says why, in one line.
     """
-    if case.loop.nf4:
+    if case.step.job.finetune.is_quantized:
         raise UserError(
-            key="loop.nf4", value="true", allowed="with device=simulated: it is a stand-in"
+            key="finetune",
+            value=case.step.job.finetune.kind,
+            allowed="with device=simulated: the quantised Linears are stand-ins",
         )
     if case.step.method is Method.DDP_TP:
         raise UserError(

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from src.errors import UserError
+from src.measure.adapters import prepare
 from src.measure.assumptions import assumptions, eager_instead
 from src.measure.blocks import find_blocks, shorten
-from src.measure.build import add_lora, autocast_dtype, build_model
+from src.measure.build import autocast_dtype, build_model
 from src.measure.case import Case
 from src.measure.checkpointing import enable_checkpointing
 from src.measure.coverage import require_covered
@@ -32,15 +33,19 @@ from src.measure.methods import (
     local_tensor,
 )
 from src.measure.optimizers import build_optimizer, host_tensors, state_tensors
+from src.measure.quantised import num_elements
 from src.measure.reservation import reserve
 from src.measure.result import DryRunResult
 from src.measure.simulated import SimulatedDevice, materialise
 from src.measure.trace import NO_LAYER, Entry, Recorder
 from src.measure.training import Training, run_steps, watch_blocks
 from src.measure.uniform_dtypes import check_dtypes
-from src.spec import Attention, Precision
+from src.spec import Attention, FinetuneKind, Precision
 
 MEASURED_STEP = 2
+
+_UNLIKE_BLOCKS = (FinetuneKind.FREEZE, FinetuneKind.PREFIX)
+"""Kinds that do not treat all blocks alike, or keep something of all of them in one tensor."""
 
 
 def library_versions() -> dict[str, str]:
@@ -64,8 +69,6 @@ def check(case: Case) -> None:
     step, job = case.step, case.step.job
     require_covered(job, step.method)
     check_layout(step, case.loop)
-    if case.loop.nf4 and not (job.finetune.is_lora and job.precision is Precision.BF16_TRUE):
-        raise UserError(key="loop.nf4", value="true", allowed="with LoRA and bf16-true only")
     if job.attention is Attention.FLASH:
         if step.gpu.compute_capability < (8, 0):
             raise UserError(
@@ -88,11 +91,11 @@ def build(case: Case, *, whole: bool) -> tuple[nn.Module, int]:
     """
     job, loop = case.step.job, case.loop
     model = build_model(job, loop)
-    depth = 0 if whole or job.checkpoint_every > 1 else shorten(model)
+    unlike = job.checkpoint_every > 1 or job.finetune.kind in _UNLIKE_BLOCKS
+    depth = 0 if whole or unlike else shorten(model)
     install_loss(model, job, compute_capability=case.step.gpu.compute_capability)
     enable_checkpointing(model, job, loop)
-    if job.finetune.is_lora:
-        model = add_lora(model, job, loop)
+    model = prepare(model, job, case.step.method, loop)
     check_dtypes(model, case)
     return model, depth
 
@@ -187,10 +190,19 @@ def _simulate(case: Case, *, whole: bool) -> DryRunResult:
 
 def count_parameters(model: nn.Module, depth: int) -> tuple[int, int]:
     """Parameters of the model without its adapters, and those that are trained with them."""
-    adapters = {id(p) for name, p in model.named_parameters() if ".lora_" in name}
+    added = {
+        id(p)
+        for name, p in model.named_parameters()
+        if ".lora_" in name or name.startswith("prompt_encoder.")
+    }
+    sizes = {
+        id(parameter): num_elements(module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+    }
     every = _all_blocks(list(model.parameters()), find_blocks(model), depth)
-    own = sum(p.numel() for p in every if id(p) not in adapters)
-    return own, sum(p.numel() for p in every if p.requires_grad)
+    own = sum(sizes[id(p)] for p in every if id(p) not in added)
+    return own, sum(sizes[id(p)] for p in every if p.requires_grad)
 
 
 def _cannot_simulate(case: Case, error: Exception) -> UserError:

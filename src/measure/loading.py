@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from src.measure.events import Owner
-from src.measure.quantised import BLOCK, Nf4Linear
+from src.measure.quantised import BLOCK, Linear4bit, Linear8bitLt
 from src.measure.trace import Trace
 
 HALF_BYTES = 2
@@ -32,8 +32,8 @@ def transient_bytes(module: nn.Module, flat: Any) -> list[int]:
 
     FSDP1 moves the parameters of a unit to the GPU, concatenates them and keeps its shard of that
     (`_init_param_handle_from_module`, torch/distributed/fsdp/_init_utils.py). bitsandbytes moves a
-    half-precision weight there and packs it; the blocks' maxima are fp32 first
-    (`Params4bit._quantize`).
+    weight there and packs it; scales that are quantised too are fp32 first
+    (`Params4bit._quantize`), and what becomes int8 is fp16 (`Int8Params._quantize`).
 
     Args:
         module: a module of the model.
@@ -42,9 +42,14 @@ def transient_bytes(module: nn.Module, flat: Any) -> list[int]:
     if flat is not None:
         counts = [torch.Size(shape).numel() for shape in flat._shapes]
         return [count * flat.element_size() for count in (*counts, sum(counts))]
-    if isinstance(module, Nf4Linear):
-        count = module.in_features * module.out_features
-        return [count * HALF_BYTES, -(-count // BLOCK) * torch.float32.itemsize]
+    if isinstance(module, Linear4bit):
+        scales = -(-module.num_weights // BLOCK)
+        return [
+            module.num_weights * module.compute_dtype.itemsize,
+            scales * torch.float32.itemsize * module.nested,
+        ]
+    if isinstance(module, Linear8bitLt):
+        return [module.num_weights * HALF_BYTES]
     return []
 
 

@@ -21,15 +21,11 @@ class LoopOptions:
         attention_mask_input: put a third int64 input on the GPU. It is dropped before the model,
         which
             sees no mask: a full mask without padding takes the same path.
-        kbit_preparation: norms of a LoRA base model in fp32, as `prepare_model_for_kbit_training`
-            followed by TRL's casting leaves them.
         autocast_half_weights: autocast although the weights are bf16 (`bf16=True` with a model
             loaded in bf16); with `precision=bf16-true` only.
         fsdp1: `FullyShardedDataParallel` instead of `fully_shard`, for `method=fsdp`.
         fsdp_split_root: embedding and head as FSDP units of their own (accelerate 1.15), instead of
             parts of the root.
-        nf4: QLoRA: the base model's Linears in NF4 with double quantisation, a stand-in for
-            bitsandbytes; with LoRA only.
         use_cache: leave the config's key-value cache on, as `from_pretrained` does; some models
         keep it even
             under checkpointing.
@@ -41,8 +37,6 @@ class LoopOptions:
     hold_outputs: bool = False
     trainer_groups: bool = True
     attention_mask_input: bool = False
-    kbit_preparation: bool = False
-    nf4: bool = False
     use_cache: bool = False
     fp32_adapters: bool = True
     autocast_half_weights: bool = False

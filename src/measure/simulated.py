@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -15,6 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from src.measure.assumptions import num_experts
+from src.measure.bitsandbytes import simulated_bitsandbytes
 from src.measure.cuda_semantics import cuda_semantics
 from src.measure.events import Instant, Owner
 from src.measure.flash import simulated_flash_attention
@@ -125,11 +126,16 @@ class SimulatedDevice:
         self._parameters: list[nn.Parameter] = []
         self._current_block = -1
 
-    def libraries(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def libraries(self) -> Iterator[None]:
         """Within it, packages that only a GPU machine has are there; for building and running."""
-        if self._step.job.attention is Attention.FLASH:
-            return simulated_flash_attention()
-        return nullcontext()
+        job = self._step.job
+        with ExitStack() as stack:
+            if job.attention is Attention.FLASH:
+                stack.enter_context(simulated_flash_attention())
+            if job.finetune.is_quantized:
+                stack.enter_context(simulated_bitsandbytes())
+            yield
 
     @contextmanager
     def running(self) -> Iterator[Recorder]:

@@ -3,7 +3,9 @@
 Case (every key but `model` has a default; unknown keys are refused):
 
     {"model": {"name": "opt-1.3b", "hf_id": null, "config": {"model_type": "opt", ...}},
-     "finetune": {"kind": "full|lora", "r": 16, "alpha": 32, "dropout": 0.0, "targets": ["q_proj"]},
+     "finetune": {"kind": "full|lora|qlora", "r": 16, "alpha": 32, "dropout": 0.0,
+                  "targets": ["q_proj"], "quantization": "nf4|int8", "double_quant": true,
+                  "upcast": "all|norms|none"},
      "seq_len": 512, "micro_batch": 1, "grad_accum": 1,
      "precision": "bf16-mixed|bf16-true|fp16-mixed|fp32",
      "optimizer": "adamw|adamw-fused|sgd|sgd-momentum",

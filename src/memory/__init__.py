@@ -11,6 +11,7 @@ from src.memory.llmem import llmem_step
 from src.memory.mixed_dtypes import mixed_dtypes
 from src.memory.sequence_limits import unsplit_adapters, whole_experts
 from src.memory.terms import Instant, Term
+from src.memory.tuning import check_trained_blocks, is_target
 
 __all__ = [
     "Estimate",
@@ -19,11 +20,13 @@ __all__ = [
     "Ledger",
     "LevelModel",
     "Term",
+    "check_trained_blocks",
     "choose_kernel",
     "columns",
     "count_model",
     "estimate_step",
     "implementation",
+    "is_target",
     "ledger_of",
     "level_model",
     "llmem_step",

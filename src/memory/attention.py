@@ -42,7 +42,7 @@ def lower_attention(low: Pieces, op: Attention, query: Value, key: Value, value:
     )
     kernel = low.regime.kernel
     head_major = query in low.head_major
-    if low.regime.autocast:
+    if low.regime.autocast or kernel is Kernel.FLASH:
         query, key, value = (
             low.cast(item, low.regime.compute_bytes) for item in (query, key, value)
         )

@@ -9,6 +9,7 @@ from src.memory.parts import Parts
 from src.memory.size import ZERO, Size, fixed, per_score, per_token, total
 from src.memory.tape import Terms, merged
 from src.memory.terms import Instant, Term
+from src.memory.tuning import trains_block
 
 
 class Column(NamedTuple):
@@ -44,7 +45,9 @@ def _load(parts: Parts) -> list[Column]:
 
 def _kept_activations(parts: Parts, *, blocks: int | None = None) -> Terms:
     """Kept once that many blocks (None: all) have run forward, without the head's."""
-    return merged(parts.stem.saved, *_kept_of(parts)[:blocks], _attention_mask(parts))
+    kept = _kept_of(parts)[:blocks]
+    retained = [part.retained for part in (parts.stem, *parts.blocks[:blocks])]
+    return merged(parts.stem.saved, *kept, *retained, _attention_mask(parts))
 
 
 def _kept_of(parts: Parts) -> list[Terms]:
@@ -53,6 +56,12 @@ def _kept_of(parts: Parts) -> list[Terms]:
         {Term.CHECKPOINTS: block.source} if parts.recomputes(index) else block.saved
         for index, block in enumerate(parts.blocks)
     ]
+
+
+def _retained(parts: Parts) -> Terms:
+    """What the graph retains to the end of the backward pass."""
+    every = (parts.stem, *parts.blocks, parts.head.profile)
+    return merged(*[part.retained for part in every if part.retained])
 
 
 def _attention_mask(parts: Parts) -> Terms:
@@ -83,6 +92,7 @@ def _forward_end(parts: Parts) -> list[Column]:
         _waiting_gradients(parts),
         _kept_activations(parts),
         parts.head.profile.saved,
+        parts.head.profile.retained,
     )
     gathered = {Term.GATHERED_WEIGHTS: parts.placement.gathered_forward()}
     held = {Term.SAVED_ACTIVATIONS: parts.head.profile.held}
@@ -111,11 +121,14 @@ def _forward_end(parts: Parts) -> list[Column]:
 
 def _autocast_cache(parts: Parts) -> Terms:
     """Cast copies of trained weights stay cached until autocast is left, recomputed or not."""
-    if not (parts.regime.casts_weights and parts.regime.trains_weights):
+    finetune, count = parts.regime.finetune, len(parts.blocks)
+    if not (finetune.trains_weights and parts.regime.casts_weights):
         return {}
-    casts = [parts.head.profile.recast]
+    casts = [parts.head.profile.recast] if finetune.trains_everything else []
     for index, block in enumerate(parts.blocks):
-        casts.append(block.saved[Term.CAST_WEIGHTS] if parts.recomputes(index) else block.recast)
+        if trains_block(finetune, index, count):
+            again = parts.recomputes(index)
+            casts.append(block.saved[Term.CAST_WEIGHTS] if again else block.recast)
     return {Term.CAST_WEIGHTS: total(casts)}
 
 
@@ -132,6 +145,7 @@ def _loss_backward(parts: Parts) -> list[Column]:
         parts.static,
         _waiting_gradients(parts),
         _kept_activations(parts),
+        parts.head.profile.retained,
         {Term.GATHERED_WEIGHTS: parts.placement.gathered_loss()},
     )
     made = {parts.placement.gradient_term: fresh}
@@ -233,6 +247,7 @@ def _block_backward(parts: Parts, index: int) -> list[Column]:
         placement.backward_buffers(),
         {Term.GATHERED_WEIGHTS: placement.gathered_backward(index)},
         placement.reducing(index),
+        _retained(parts),
         parts.stem.saved,
         _attention_mask(parts),
         *activations,
@@ -275,6 +290,7 @@ def _embedding_backward(parts: Parts) -> list[Column]:
         parts.static,
         placement.backward_buffers(),
         {Term.GATHERED_WEIGHTS: placement.gathered_edges()},
+        _retained(parts),
     )
     instant, behind = Instant.FIRST_BLOCK_BACKWARD, _gradients_behind(parts, -1)
     found = [

@@ -7,7 +7,7 @@ from enum import StrEnum
 from src.architecture import Decoder
 from src.architecture.ops import Attention as AttentionOp
 from src.errors import UserError
-from src.spec import Attention, Gpu, Job, Precision
+from src.spec import Attention, Gpu, Job, Precision, Upcast
 
 FLASH_MAX_HEAD_DIM = 256
 FLASH_MIN_COMPUTE_CAPABILITY = (8, 0)
@@ -48,6 +48,16 @@ def implementation(decoder: Decoder, job: Job) -> Attention:
     return job.attention
 
 
+def attention_bytes(job: Job) -> int:
+    """Bytes per element of queries, keys and values.
+
+    Quantised Linears answer in their input's dtype: outside autocast fp32, where the embeddings
+    have been turned to it.
+    """
+    upcast = job.finetune.is_quantized and job.finetune.upcast is Upcast.ALL
+    return 4 if upcast and not job.precision.is_mixed else job.precision.compute_bytes
+
+
 def choose_kernel(decoder: Decoder, job: Job, gpu: Gpu, *, masked: bool = False) -> Kernel:
     """The kernel that CUDA runs for a job on a GPU, where attention is given a mask or not.
 
@@ -76,15 +86,16 @@ def choose_kernel(decoder: Decoder, job: Job, gpu: Gpu, *, masked: bool = False)
     masked = masked or heads.alibi or heads.explicit_mask
     plain = not masked and not heads.softcap and heads.sinks_name is None
     same_width = heads.head_dim == heads.value_head_dim
-    if plain and same_width and job.precision.compute_bytes == 2 and not old_gpu:
+    half = attention_bytes(job) == 2
+    if plain and same_width and half and not old_gpu:
         if heads.head_dim <= FLASH_MAX_HEAD_DIM:
             return Kernel.FLASH
         return Kernel.MATH
-    if job.precision in (Precision.BF16_MIXED, Precision.BF16_TRUE) and old_gpu:
+    if half and job.precision in (Precision.BF16_MIXED, Precision.BF16_TRUE) and old_gpu:
         return Kernel.MATH
     if heads.num_kv_heads != heads.num_heads and _keeps_groups(heads, masked=masked):
         return Kernel.MATH
-    aligned = heads.head_dim % (8 if job.precision.compute_bytes == 2 else 4) == 0
+    aligned = heads.head_dim % (8 if half else 4) == 0
     return Kernel.EFFICIENT if aligned else Kernel.MATH
 
 

@@ -116,7 +116,7 @@ def _whole(stream: _Stream) -> Head:
     for it), which `nll_loss` casts to fp32.
     """
     decoder, regime = stream.decoder, stream.regime
-    compute, is_4x = regime.compute_bytes, regime.loss is Loss.STANDARD_4X
+    compute, is_4x = regime.logits_bytes, regime.loss is Loss.STANDARD_4X
     upcast = UPCASTS_4X[decoder.model_type] if is_4x else Upcast4x.COPY
     read = compute if upcast is Upcast4x.NONE else FLOAT_BYTES
     in_fp32 = upcast in (Upcast4x.IN_PLACE, Upcast4x.ROUND_TRIP)
@@ -229,7 +229,7 @@ def _liger(stream: _Stream, capability: tuple[int, int]) -> Head:
     decoder, regime = stream.decoder, stream.regime
     tail = stream.profile((decoder.tail,))
     width, vocab = decoder.lm_head.in_features, decoder.vocab_size
-    compute, stored = regime.compute_bytes, regime.parameter_bytes
+    compute, stored = regime.logits_bytes, regime.parameter_bytes
     weight = fixed(vocab * width * regime.gradient_bytes) if regime.trains_weights else ZERO
     hidden = per_token(width * tail.out_bytes)
     kept = {

@@ -7,7 +7,7 @@ modelling code (which operations there are). Attention is in `src.memory.attenti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from src.architecture import Block
@@ -34,7 +34,8 @@ from src.memory.attention import lower_attention
 from src.memory.pieces import Pieces
 from src.memory.size import FLOAT_BYTES, ZERO, Size, per_token
 from src.memory.tape import Value
-from src.spec import Finetune
+from src.memory.tuning import is_quantised, is_target
+from src.spec import Quantization
 
 
 @dataclass(kw_only=True)
@@ -76,10 +77,23 @@ class Lowering(Pieces):
         return self.copy(source, op.width, upcast=op.upcast)
 
     def linear(self, op: Linear, source: Value) -> Value:
-        """A Linear, split by tensor parallelism, with LoRA's adapters where it is a target."""
-        tp = self.regime.tp
+        """A Linear with LoRA's adapters where it is a target."""
+        finetune, head = self.regime.finetune, self.regime.head
         if op.parallel.splits_outputs and self.regime.splits_sequence:
             source = self.whole_sequence(op, source)
+        if is_quantised(op, finetune, head):
+            out = self.quantised(source, op.in_features * op.width, op.width)
+        else:
+            out = self.dense(op, source)
+        if not is_target(op, finetune, head):
+            return out
+        if finetune.is_quantized:
+            return self.quantised_adapter(op, source, out)
+        return self.adapter(op, source, out)
+
+    def dense(self, op: Linear, source: Value) -> Value:
+        """A Linear as it is, split by tensor parallelism."""
+        tp = self.regime.tp
         share = source.share if op.parallel is Parallel.REPLICATED else 1.0
         share = 1 / tp if op.parallel.splits_outputs else share
         numel = op.in_features * op.width / (1 if op.parallel is Parallel.REPLICATED else tp)
@@ -90,9 +104,40 @@ class Lowering(Pieces):
             out = self.joined(out)
         if op.parallel.splits_inputs and self.regime.splits_sequence:
             out = self.scattered(out, flat=op.flat)
-        if self.regime.finetune.is_lora and is_target(op, self.regime.finetune):
-            return self.adapter(op, source, out)
         return out
+
+    def quantised(self, source: Value, numel: float, width: int) -> Value:
+        """A Linear of bitsandbytes; the result has the source's dtype.
+
+        NF4 (`MatMul4Bit`): the source in the dtype that computes; both passes dequantise the whole
+        weight into it. int8 (`MatMul8bitLt`): keeps the source, as an attribute of the node; the
+        backward pass dequantises the weight into the source's dtype.
+        """
+        if self.regime.finetune.quantization is Quantization.INT8:
+            out = self.tape.tensor(width, source.dtype_bytes)
+            weight = Size(fixed=numel * source.dtype_bytes)
+            self.tape.record(out, [source], temporary=weight, retained=[source])
+            return out
+        operand = self.cast(source, self.regime.compute_bytes)
+        product = self.tape.tensor(width, operand.dtype_bytes)
+        weight = Size(fixed=numel * operand.dtype_bytes)
+        self.tape.record(product, [operand], temporary=weight)
+        return self.cast(product, source.dtype_bytes)
+
+    def quantised_adapter(self, op: Linear, source: Value, base: Value) -> Value:
+        """PEFT's `lora.bnb`: the result is cloned for NF4, only autocast casts the adapters' input.
+
+        `base + (B(A(dropout(x))) * scale).to(base.dtype)`.
+        """
+        if self.regime.finetune.quantization is Quantization.NF4:
+            base = self.contiguous(base)
+        taken = source
+        if not self.regime.autocast:
+            taken = self.cast(source, self.regime.adapter_bytes)
+        scaled = self.low_rank(op, taken, base)
+        if not self.regime.autocast:
+            scaled = self.cast(scaled, base.dtype_bytes)
+        return self.add(base, scaled)
 
     def whole_sequence(self, op: Linear, source: Value) -> Value:
         """All-gather in front of column-parallel Linears, once per attention and once per MLP.
@@ -125,19 +170,24 @@ class Lowering(Pieces):
         return whole
 
     def adapter(self, op: Linear, source: Value, base: Value) -> Value:
-        """PEFT's `lora.Linear`: `base + B(A(dropout(x.to(fp32)))) * scale`, cast back.
+        """PEFT's `lora.Linear`: `base + B(A(dropout(x.to(fp32)))) * scale`, cast back."""
+        taken = self.cast(source, self.regime.adapter_bytes)
+        scaled = self.low_rank(op, taken, base)
+        return self.cast(self.add(base, scaled), base.dtype_bytes)
+
+    def low_rank(self, op: Linear, taken: Value, base: Value) -> Value:
+        """`B(A(dropout(x))) * scale`, split as the Linear's own output `base` is.
 
         Of a row-parallel Linear A's output is summed over the group as the Linear's own is.
         """
         rank, stored = self.regime.finetune.r, self.regime.adapter_bytes
-        taken = self.cast(source, stored)
         if self.regime.finetune.dropout:
             taken = self.dropout(taken)
         if self.regime.autocast:
             taken = self.cast(taken, self.regime.compute_bytes)
         rows = self.regime.tp if op.parallel is Parallel.ROW else 1
         down = self.weight(rank * op.in_features / rows, trained=True, stored_bytes=stored)
-        part = source.share if op.parallel is Parallel.REPLICATED else 1.0
+        part = taken.share if op.parallel is Parallel.REPLICATED else 1.0
         low = self.product(taken, down, rank * part, part)
         if op.parallel.splits_inputs and self.regime.splits_sequence:
             low = self.scattered(low, flat=op.flat)
@@ -146,18 +196,21 @@ class Lowering(Pieces):
         high = self.product(low, up, op.width * base.share, base.share)
         scaled = self.like(high)
         self.tape.record(scaled, [high])
-        return self.cast(self.add(base, scaled), base.dtype_bytes)
+        return scaled
 
     def norm(self, op: Norm, source: Value) -> Value:
         """LayerNorm, or RMSNorm as the families write it out."""
         width = source.width
         groups = op.width / op.features * source.share
-        trained = op.weight and self.regime.trains_weights
+        weights: list[Value] = []
+        if op.weight and self.regime.trains_weights:
+            stored = self.regime.norm_bytes
+            weights.append(self.stored(op.features, trained=True, stored_bytes=stored))
         if op.kind is NormKind.LAYER:
             taken = self.cast(source, FLOAT_BYTES) if self.regime.autocast else source
             out = self.like(taken)
             statistics = self.tape.tensor(2 * groups, FLOAT_BYTES, requires_grad=False)
-            self.tape.record(out, [taken], saved=[taken, statistics])
+            self.tape.record(out, [taken, *weights], saved=[taken, statistics])
             return out
         taken = self.cast(source, FLOAT_BYTES)
         scale = self.tape.tensor(groups, FLOAT_BYTES, requires_grad=taken.requires_grad)
@@ -170,17 +223,18 @@ class Lowering(Pieces):
         )
         if op.kind is NormKind.RMS_FP32:
             return self.cast(
-                self._scaled_by_weight(normed, FLOAT_BYTES, trained), source.dtype_bytes
+                self._scaled_by_weight(normed, FLOAT_BYTES, weights), source.dtype_bytes
             )
         back = self.cast(normed, source.dtype_bytes)
-        wider = max(back.dtype_bytes, self.regime.parameter_bytes)
-        return self._scaled_by_weight(back, wider, trained)
+        wider = max(back.dtype_bytes, self.regime.norm_bytes)
+        return self._scaled_by_weight(back, wider, weights)
 
-    def _scaled_by_weight(self, source: Value, dtype_bytes: int, trained: bool) -> Value:
+    def _scaled_by_weight(self, source: Value, dtype_bytes: int, weights: Sequence[Value]) -> Value:
+        """The product with a weight; `weights`: that weight where it is trained."""
         out = self.like(source, dtype_bytes=dtype_bytes)
-        saved = [source] if trained else []
-        temporary = source.size if trained else ZERO
-        self.tape.record(out, [source], saved=saved, temporary=temporary)
+        saved = [source] if weights else []
+        temporary = source.size if weights else ZERO
+        self.tape.record(out, [source, *weights], saved=saved, temporary=temporary)
         return out
 
     def rotary(self, op: Rotary, source: Value) -> Value:
@@ -247,20 +301,11 @@ class Lowering(Pieces):
         plain = self.regime.casts_weights or self.regime.keeps_operands
         transposed = self.regime.whole_logits and not plain
         separate = tokens and self.regime.tied and transposed
-        self.tape.record(out, [table], temporary=table.size if separate else ZERO)
-        if tokens and not self.regime.embedding_is_constant and not self.regime.trains_weights:
+        if tokens and self.regime.embedding_is_leaf:
             self.tape.keep(out)
+            return out
+        self.tape.record(out, [table], temporary=table.size if separate else ZERO)
         return out
-
-
-def is_target(op: Linear, finetune: Finetune) -> bool:
-    """Whether LoRA adapts this Linear of a block."""
-    if not op.is_module:
-        return False
-    if not finetune.targets:
-        return op.is_attention
-    last_name = op.name.rsplit(".", 1)[-1]
-    return finetune.targets == ("all-linear",) or last_name in finetune.targets
 
 
 _HANDLERS: dict[type, Callable[..., Value]] = {

@@ -19,7 +19,7 @@ def check_uniform_dtypes(decoder: Decoder, job: Job, method: Method, layout: Lay
     Raises:
         NotCoveredError: the model keeps parameters in fp32 beside half-precision ones.
     """
-    sharded = method.is_fsdp and layout.shard > 1 and not job.finetune.is_lora
+    sharded = method.is_fsdp and layout.shard > 1 and job.finetune.trains_weights
     if sharded and job.precision is Precision.BF16_TRUE and decoder.fp32_parameters:
         raise mixed_dtypes(job, decoder.fp32_parameters[0])
 

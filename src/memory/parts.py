@@ -15,6 +15,7 @@ from src.memory.sequence_limits import check_sequence_parallel
 from src.memory.size import fixed, per_token
 from src.memory.tape import Terms, merged
 from src.memory.terms import Term
+from src.memory.tuning import check_int8, check_trained_blocks, trains_block
 from src.spec import Checkpointing, Gpu, Job, Layout, Method
 
 INPUT_BYTES_PER_TOKEN = 3 * 8
@@ -59,6 +60,8 @@ def parts_of(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Parts:
         UserError: the config, the attention implementation or the method is impossible.
     """
     decoder = describe(job.model)
+    check_trained_blocks(job.finetune, decoder.num_layers)
+    check_int8(job.finetune, decoder.model_type)
     check_uniform_dtypes(decoder, job, method, layout)
     check_sequence_parallel(decoder, job, layout)
     regime = regime_of(decoder, job, method, layout, gpu)
@@ -83,7 +86,7 @@ def parts_of(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Parts:
         masked if window is not None and job.seq_len >= window else regime
         for window in decoder.windows or (None,) * decoder.num_layers
     )
-    blocks, stream = _block_profiles(decoder, regimes, stem.out_bytes)
+    blocks, stream = _block_profiles(decoder, regimes, stem)
     head = head_of(
         decoder,
         replace(regime, tp=1),
@@ -128,22 +131,26 @@ def recomputes(regime: Regime, index: int) -> bool:
 
 
 def _block_profiles(
-    decoder: Decoder, regimes: tuple[Regime, ...], source_bytes: int
+    decoder: Decoder, regimes: tuple[Regime, ...], stem: Profile
 ) -> tuple[tuple[Profile, ...], int]:
     """Profiles of all blocks, and bytes per element of the last one's output."""
     profiles: list[Profile] = []
-    stream = source_bytes
-    for block, regime in zip(decoder.blocks, regimes, strict=True):
-        found = profile(
+    before = stem
+    for index, (block, regime) in enumerate(zip(decoder.blocks, regimes, strict=True)):
+        trained = trains_block(regime.finetune, index, decoder.num_layers)
+        if trained is not regime.trains_weights:
+            regime = replace(regime, trains_weights=trained)
+        recomputed = recomputes(regime, index)
+        before = profile(
             (block,),
             regime,
             width=decoder.hidden_size,
-            source_bytes=stream,
-            source_counted=not recomputes(regime, len(profiles)),
-            source_trained=bool(profiles) or not regime.embedding_is_constant,
+            source_bytes=before.out_bytes,
+            source_counted=not recomputed,
+            source_trained=before.carries_gradient,
             out_bytes=regime.block_out_bytes,
             share=regime.stream_share,
+            recomputed=recomputed,
         )
-        profiles.append(found)
-        stream = found.out_bytes
-    return tuple(profiles), stream
+        profiles.append(before)
+    return tuple(profiles), before.out_bytes

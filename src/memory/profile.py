@@ -18,11 +18,13 @@ class Profile:
     """One block (or stem, or tail and head) under one regime.
 
     Attributes:
-        source: bytes of the incoming tensor.
+        source: bytes of the incoming tensor; none where no gradient flows through the block.
         out: bytes of the outgoing tensor; `out_bytes` per element.
         held: bytes of the outgoing tensor of the first block of the run, unless it is kept anyway.
         saved: what is kept for the backward pass, by term, the incoming tensor included if kept.
+        retained: what lives on to the end of the whole backward pass, recomputed or not, by term.
         saves_source: whether the incoming tensor is kept.
+        carries_gradient: whether a gradient flows into the outgoing tensor.
         moments: moments of the backward pass that are largest at some shape.
         parameter_gradients: gradients that the backward pass leaves, as autograd leaves them.
         recast: casts of weights that are saved where a part is recomputed.
@@ -33,7 +35,9 @@ class Profile:
     out_bytes: int
     held: Size
     saved: Terms
+    retained: Terms
     saves_source: bool
+    carries_gradient: bool
     moments: tuple[Moment, ...]
     parameter_gradients: Size
     recast: Size
@@ -52,6 +56,7 @@ def profile(
     share: float = 1.0,
     cuts: bool = False,
     gathers_at: int | None = None,
+    recomputed: bool = False,
 ) -> Profile:
     """The profile of blocks that run one after the other.
 
@@ -67,8 +72,9 @@ def profile(
         cuts: whether the result is cut along the sequence.
         gathers_at: the block in front of which (their number: behind all) a part of the sequence is
             gathered.
+        recomputed: whether only the incoming tensor is kept, and the rest computed again.
     """
-    tape = Tape()
+    tape = Tape(runs_again=recomputed)
     source = tape.tensor(
         width * share,
         source_bytes,
@@ -103,12 +109,14 @@ def profile_of(tape: Tape, source: Value, first: Value, out: Value) -> Profile:
     """
     moments, gradients = tape.walk(out)
     return Profile(
-        source=source.size if source.width else ZERO,
+        source=source.size if source.width and tape.needs_gradient(out) else ZERO,
         out=out.size,
         out_bytes=out.dtype_bytes,
         held=ZERO if tape.saves(first) else first.size,
         saved=tape.saved(without=out),
+        retained=tape.retained(),
         saves_source=tape.saves(source),
+        carries_gradient=tape.needs_gradient(out),
         moments=tuple(moments),
         parameter_gradients=gradients,
         recast=tape.recomputed().get(Term.CAST_WEIGHTS, ZERO),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from src.architecture import Decoder
 from src.memory.kernels import Kernel, choose_kernel
 from src.memory.size import FLOAT_BYTES
-from src.spec import Checkpointing, Finetune, Gpu, Job, Layout, Loss, Method, Precision
+from src.spec import Checkpointing, Finetune, Gpu, Job, Layout, Loss, Method, Precision, Upcast
 
 _BUCKETED_GRADIENTS = (Method.ZERO2, Method.ZERO3)
 """DeepSpeed moves each gradient to its bucket as soon as it is there."""
@@ -19,13 +19,16 @@ class Regime:
 
     Attributes:
         parameter_bytes: per element of the weights that the forward pass reads.
+        norm_bytes: the same of norms.
         compute_bytes: per element of a matrix multiply's operands.
         block_out_bytes: per element that a block's output is cast to; None: as it comes.
         autocast: whether autocast wraps the forward pass.
         gradient_bytes: per element of a weight's gradient as autograd leaves it.
         kernel: the attention kernel.
         finetune: which weights are trained.
+        trains_weights: whether the own weights of the part at hand are trained.
         adapter_bytes: per element of LoRA's adapters.
+        head: name of the Linear that makes the logits.
         tp: tensor-parallel degree.
         splits_sequence: whether what tensor parallelism leaves whole holds 1/tp of the sequence.
         accumulates: whether a gradient does not stay: those of earlier micro steps are there to be
@@ -40,13 +43,16 @@ class Regime:
     """
 
     parameter_bytes: int
+    norm_bytes: int
     compute_bytes: int
     block_out_bytes: int | None
     autocast: bool
     gradient_bytes: int
     kernel: Kernel
     finetune: Finetune
+    trains_weights: bool
     adapter_bytes: int
+    head: str
     tp: int
     splits_sequence: bool
     accumulates: bool
@@ -58,9 +64,9 @@ class Regime:
     loss: Loss
 
     @property
-    def trains_weights(self) -> bool:
-        """Whether the model's own weights are trained."""
-        return not self.finetune.is_lora
+    def logits_bytes(self) -> int:
+        """Bytes per element of the logits: outside autocast they come in the weights' dtype."""
+        return self.compute_bytes if self.autocast else self.parameter_bytes
 
     @property
     def stream_share(self) -> float:
@@ -83,9 +89,29 @@ class Regime:
         return self.loss in (Loss.STANDARD, Loss.STANDARD_4X)
 
     @property
-    def embedding_is_constant(self) -> bool:
-        """Whether no gradient flows into the embeddings: frozen, no checkpoint that needs one."""
-        return self.finetune.is_lora and self.checkpointing is not Checkpointing.FULL
+    def embedding_is_leaf(self) -> bool:
+        """Whether frozen embeddings' output is made to require a gradient.
+
+        So it is under checkpointing (`enable_input_require_grads`, which transformers 5 calls
+        itself): gradients flow through every frozen block, down to the first.
+        """
+        checkpointed = self.checkpointing is Checkpointing.FULL
+        return checkpointed and not self.finetune.trains_everything
+
+
+def stored_bytes(job: Job) -> tuple[int, int]:
+    """Bytes per element of stored weights that are not quantised, and of norms, outside DeepSpeed.
+
+    A model to quantise is loaded in the dtype that computes; `upcast` turns it to fp32 afterwards.
+    """
+    if not job.finetune.is_quantized:
+        return job.precision.weight_bytes, job.precision.weight_bytes
+    loaded = job.precision.compute_bytes
+    upcast = job.finetune.upcast
+    return (
+        FLOAT_BYTES if upcast is Upcast.ALL else loaded,
+        loaded if upcast is Upcast.NONE else FLOAT_BYTES,
+    )
 
 
 def regime_of(
@@ -99,22 +125,25 @@ def regime_of(
     autocast in DeepSpeed, whose fp32 master copy is a term of its own.
     """
     precision = job.precision
-    parameter_bytes = precision.weight_bytes
+    parameter_bytes, norm_bytes = stored_bytes(job)
     if precision.is_mixed and (method.is_zero or method.is_fsdp):
-        parameter_bytes = 2
+        parameter_bytes = norm_bytes = 2
     adapters = adapter_bytes(precision, method)
-    gradient = adapters if job.finetune.is_lora else parameter_bytes
+    gradient = adapters if not job.finetune.trains_weights else parameter_bytes
     # FSDP then keeps those of earlier micro steps in fp32, beside autograd's own.
     apart = method.is_fsdp and job.fp32_reduce and gradient != FLOAT_BYTES
     return Regime(
         parameter_bytes=parameter_bytes,
+        norm_bytes=norm_bytes,
         compute_bytes=precision.compute_bytes,
         block_out_bytes=2 if precision.is_mixed and method.is_fsdp else None,
         autocast=precision.is_mixed and not method.is_zero,
         gradient_bytes=parameter_bytes,
         kernel=choose_kernel(decoder, job, gpu, masked=masked),
         finetune=job.finetune,
+        trains_weights=job.finetune.trains_everything,
         adapter_bytes=adapters,
+        head=decoder.lm_head.name,
         tp=layout.tp,
         splits_sequence=job.sequence_parallel and layout.tp > 1,
         accumulates=method in _BUCKETED_GRADIENTS or (job.grad_accum > 1 and not apart),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from src.architecture import Decoder
 from src.architecture.ops import Linear, Parallel
 from src.errors import NotCoveredError
-from src.memory.lowering import is_target
+from src.memory.tuning import is_target
 from src.spec import Job, Layout
 
 
@@ -27,9 +27,9 @@ def check_sequence_parallel(decoder: Decoder, job: Job, layout: Layout) -> None:
         raise whole_experts(job)
     if not job.finetune.is_lora:
         return
-    whole = (Parallel.COLUMN_GATHERED, Parallel.ROW_SCATTERED)
+    whole, head = (Parallel.COLUMN_GATHERED, Parallel.ROW_SCATTERED), decoder.lm_head.name
     for op in decoder.blocks[0].ops:
-        if isinstance(op, Linear) and op.parallel in whole and is_target(op, job.finetune):
+        if isinstance(op, Linear) and op.parallel in whole and is_target(op, job.finetune, head):
             raise unsplit_adapters(job)
 
 

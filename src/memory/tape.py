@@ -80,9 +80,12 @@ class Tape:
     """Records nodes, then walks them backwards.
 
     Attributes:
+        runs_again: whether the nodes are those of a recomputation: then what they retain is that of
+            the first forward pass, other tensors than those that they save.
         token_share: the part of the micro batch's tokens that new tensors are of.
     """
 
+    runs_again: bool = False
     _sizes: list[Size] = field(default_factory=list)
     _terms: list[Term] = field(default_factory=list)
     _nodes: list[_Node] = field(default_factory=list)
@@ -92,6 +95,7 @@ class Tape:
     _regions: list[frozenset[int]] = field(default_factory=list)
     _region: int | None = None
     token_share: float = 1.0
+    _retained: set[int] = field(default_factory=set)
 
     def tensor(
         self,
@@ -181,6 +185,7 @@ class Tape:
         passed: Sequence[Value] = (),
         is_part: bool = False,
         temporary: Size = ZERO,
+        retained: Sequence[Value] = (),
     ) -> None:
         """One autograd node.
 
@@ -191,11 +196,14 @@ class Tape:
             passed: inputs that take the output's gradient itself, not a copy.
             is_part: whether the output is a part of the one input.
             temporary: bytes its backward allocates and frees besides the inputs' gradients.
+            retained: tensors it has as plain attributes: they live as long as the graph, that is
+                to the end of the whole backward pass, and checkpointing does not drop them.
         """
         differentiable = tuple(value for value in inputs if self.needs_gradient(value))
         if not differentiable:
             self._constants.add(out)
             return
+        self._retained.update(value.storage for value in retained)
         self._nodes.append(
             _Node(
                 out,
@@ -229,7 +237,15 @@ class Tape:
         Args:
             without: a tensor that was only kept by `keep` is left out where it is this one.
         """
-        return self._by_term(self._held() | (self._kept - {without.storage}))
+        return self._by_term(self._apart(self._held() | (self._kept - {without.storage})))
+
+    def _apart(self, storages: set[int]) -> set[int]:
+        """Saved storages without those that are counted as retained."""
+        return storages if self.runs_again else storages - self._retained
+
+    def retained(self) -> Terms:
+        """What lives to the end of the backward pass (see `record`)."""
+        return self._by_term(self._retained)
 
     def saves(self, value: Value) -> bool:
         """Whether the storage of `value` is kept."""
@@ -277,7 +293,7 @@ class Tape:
         return undominated(moments), walk.parameter_gradients
 
     def _moment(self, saved: set[int], flowing: Size, settled: Size) -> Moment:
-        terms = self._by_term(saved)
+        terms = self._by_term(self._apart(saved))
         terms[Term.ACTIVATION_GRADIENTS] = flowing
         if settled != ZERO:
             terms[Term.UNSHARDED_GRADIENTS] = settled

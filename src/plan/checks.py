@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from src.architecture import Decoder, Positions
 from src.architecture.ops import Linear
 from src.errors import UserError, nearest
-from src.memory import implementation
+from src.memory import implementation, is_target
 from src.spec import Precision, Request
 
 
@@ -50,17 +52,24 @@ def _check_targets(request: Request, decoder: Decoder) -> None:
         raise UserError(key="finetune.targets", value="all-linear", allowed=allowed)
     if not request.job.finetune.is_lora or targets in ((), ("all-linear",)):
         return
-    names = {
-        op.name.rsplit(".", 1)[-1]
-        for block in decoder.blocks
-        for op in block.ops
-        if isinstance(op, Linear) and op.is_module
-    }
+    linears = [
+        op
+        for part in (
+            decoder.stem,
+            *{id(block): block for block in decoder.blocks}.values(),
+            decoder.tail,
+            decoder.head,
+        )
+        for op in part.ops
+        if isinstance(op, Linear) and op.is_module and op is not decoder.lm_head
+    ]
+    names = {op.name.rsplit(".", 1)[-1] for op in linears}
     for target in targets:
-        if target not in names:
+        finetune = replace(request.job.finetune, targets=(target,))
+        if not any(is_target(op, finetune, decoder.lm_head.name) for op in linears):
             close = nearest(target, names) or sorted(names)
             raise UserError(
                 key="finetune.targets",
                 value=target,
-                allowed=f"no Linear of {request.job.model.name}'s blocks; has {', '.join(close)}",
+                allowed=f"no Linear of {request.job.model.name}; has {', '.join(close)}",
             )

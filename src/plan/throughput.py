@@ -16,6 +16,7 @@ from src.memory.counts import Counts
 from src.spec import (
     Checkpointing,
     Cluster,
+    FinetuneKind,
     Gpu,
     Interconnect,
     Job,
@@ -78,20 +79,20 @@ def step_time(step: Step, cluster: Cluster, decoder: Decoder) -> StepTime:
     tokens = step.micro_batch * job.seq_len
     forward = forward_flops_per_token(decoder, job) * tokens / layout.tp
     rate = matmul_flops(gpu, job.precision) * MATMUL_EFFICIENCY
-    compute = job.grad_accum * forward * _passes(job) / rate
+    compute = job.grad_accum * forward * _passes(job, decoder) / rate
     width = decoder.hidden_size * job.precision.compute_bytes
     moved = ACTIVATION_PASSES * width * decoder.num_layers * tokens * (1 + 1 / layout.tp) / 2
     bandwidth = gpu.memory_bandwidth_gbps * 1e9 * BANDWIDTH_EFFICIENCY
     counts = count_model(decoder, finetune=job.finetune, tp=layout.tp, shard=layout.shard).all
-    weight_reads = counts.base * job.precision.compute_bytes * _passes(job)
-    traffic = job.grad_accum * (moved * _passes(job) + weight_reads) / bandwidth
+    weight_reads = counts.base * job.precision.compute_bytes * _passes(job, decoder)
+    traffic = job.grad_accum * (moved * _passes(job, decoder) + weight_reads) / bandwidth
     states = 4 * (3 + 2 * job.optimizer.states_per_parameter)
     trained = counts.trained_shard if layout.shard > 1 else counts.trained
     optimizer = trained * states / bandwidth
     if job.offload is not Offload.NONE:
         optimizer = trained * states / HOST_BANDWIDTH
         traffic += _host_bytes_moved(step, counts, trained) / HOST_BANDWIDTH
-    hidden_by = compute * (_passes(job) - 1) / _passes(job) / job.grad_accum
+    hidden_by = compute * (_passes(job, decoder) - 1) / _passes(job, decoder) / job.grad_accum
     exposed = _tensor_parallel_seconds(step, cluster, decoder) + max(
         0.0, _data_parallel_seconds(step, cluster, counts.base, counts.trained) - hidden_by
     )
@@ -107,13 +108,18 @@ def _host_bytes_moved(step: Step, counts: Counts, trained: float) -> float:
     return moved
 
 
-def _passes(job: Job) -> float:
+def _passes(job: Job, decoder: Decoder) -> float:
     """Forward-equivalents of one micro step: 1 forward, 1 or 2 backward, 1 recomputation.
 
-    LoRA computes no gradients of the frozen weights: its backward is one forward's worth.
+    Frozen weights have no gradients: their backward is one forward's worth. Without checkpointing
+    nothing flows through blocks in front of the first trained one.
     """
-    backward = 1 if job.finetune.is_lora else 2
-    return 1 + backward + (1 if job.checkpointing is Checkpointing.FULL else 0)
+    recomputed = job.checkpointing is Checkpointing.FULL
+    trained, reached = float(job.finetune.trains_weights), 1.0
+    if job.finetune.kind is FinetuneKind.FREEZE:
+        trained = job.finetune.trained_blocks / decoder.num_layers
+        reached = 1.0 if recomputed else trained
+    return 1 + reached + trained + recomputed
 
 
 def forward_flops_per_token(decoder: Decoder, job: Job) -> float:

@@ -81,6 +81,16 @@ class Finetune:
             )
 
     @property
+    def trains_everything(self) -> bool:
+        """Whether every parameter is trained."""
+        return self.kind is FinetuneKind.FULL
+
+    @property
+    def trains_weights(self) -> bool:
+        """Whether weights of the model's own are trained; else what PEFT adds is."""
+        return self.kind in (FinetuneKind.FULL, FinetuneKind.FREEZE)
+
+    @property
     def is_lora(self) -> bool:
         """Whether the model's own weights are frozen and adapters are trained."""
         return self.kind in (FinetuneKind.LORA, FinetuneKind.QLORA)

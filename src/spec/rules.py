@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from src.errors import UserError
-from src.spec.choices import Checkpointing, FinetuneKind, Method, Offload, Optimizer, Precision
+from src.spec.choices import (
+    Checkpointing,
+    FinetuneKind,
+    Method,
+    Offload,
+    Optimizer,
+    Precision,
+    Quantization,
+    Upcast,
+)
 from src.spec.job import Job, Layout
 
 _BITSANDBYTES = (
@@ -16,6 +25,11 @@ _BITSANDBYTES = (
 )
 WHOLE_TENSOR_OPTIMIZERS = (*_BITSANDBYTES, Optimizer.ADAFACTOR, Optimizer.MUON)
 """They look at a weight as a whole, or at its blocks: not at a shard of it."""
+
+
+def _is_int8(job: Job) -> bool:
+    return job.finetune.is_quantized and job.finetune.quantization is Quantization.INT8
+
 
 _Rule = tuple[Callable[[Job, Method], bool], str, Callable[[Job, Method], object], str]
 
@@ -62,6 +76,22 @@ _RULES: tuple[_Rule, ...] = (
         "method",
         lambda _, method: method,
         "bitsandbytes' quantised Linears are not split by tensor parallelism",
+    ),
+    (
+        lambda job, method: _is_int8(job) and (method.is_fsdp or method is Method.ZERO3),
+        "finetune.quantization",
+        lambda job, _: job.finetune.quantization,
+        "only floating-point storage is sharded: nf4; or method=single, ddp, zero1 or zero2",
+    ),
+    (
+        lambda job, _: (
+            job.finetune.is_quantized
+            and job.finetune.upcast is Upcast.NORMS
+            and job.precision is Precision.BF16_TRUE
+        ),
+        "finetune.upcast",
+        lambda job, _: job.finetune.upcast,
+        "norms in fp32 beside a head in bf16 need autocast; precision=bf16-mixed, or all or none",
     ),
 )
 """(broken when, key, value, what is allowed)."""

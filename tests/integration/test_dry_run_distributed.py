@@ -117,12 +117,21 @@ def test_what_does_not_fit_is_an_outcome() -> None:
     assert result.peak_bytes == run().peak_bytes
 
 
-def test_nf4_stores_half_a_byte_and_its_maxima() -> None:
-    lora = {"finetune": {"kind": "lora"}}
-    dense = run(**lora).ledger[Instant.LOAD][Owner.WEIGHTS]
-    packed = run(**lora, loop={"nf4": True}).ledger[Instant.LOAD][Owner.WEIGHTS]
-    saved = 8 * LINEARS * (2 - 0.5 - 1 / 64 - 4 / 64 / 256)
-    assert dense - packed == pytest.approx(saved, rel=0.02)
+@pytest.mark.parametrize(
+    ("options", "bytes_per_weight"),
+    [
+        ({}, 0.5 + 1 / 64 + 4 / 64 / 256),
+        ({"double_quant": False}, 0.5 + 4 / 64),
+        ({"quantization": "int8"}, 1),
+    ],
+)
+def test_quantised_linears_are_stored_in_half_a_byte_or_one(
+    options: dict[str, Any], bytes_per_weight: float
+) -> None:
+    dense = run(finetune={"kind": "lora"}).ledger[Instant.LOAD][Owner.WEIGHTS]
+    finetune = {"kind": "qlora", "upcast": "none", **options}
+    packed = run(finetune=finetune).ledger[Instant.LOAD][Owner.WEIGHTS]
+    assert dense - packed == pytest.approx(8 * LINEARS * (2 - bytes_per_weight), rel=0.02)
 
 
 @pytest.mark.parametrize(

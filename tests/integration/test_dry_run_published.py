@@ -73,13 +73,15 @@ def case_of(row: dict[str, str]) -> dict[str, Any]:
     gpus = int(row["gpus"])
     is_adapted = row["finetune"] != "full"
     quantised = row["finetune"] == "qlora"
-    # Under FSDP1 accelerate keeps trainable parameters in fp32 and computes in bf16.
+    # Under FSDP1 accelerate keeps trainable parameters in fp32 and computes in bf16; a quantised
+    # model's other weights were loaded in bf16.
     mixed = row["autocast"] == "1" and gpus > 1 and not is_adapted
+    adapters = {"kind": row["finetune"], "r": 16, "alpha": 16, "dropout": 0.1}
+    if quantised:
+        adapters["upcast"] = "norms" if row["kbit_preparation"] == "1" and gpus == 1 else "none"
     return {
         "model": {"name": row["model"], "config": CONFIGS[row["model"]]},
-        "finetune": {"kind": "lora", "r": 16, "alpha": 16, "dropout": 0.1}
-        if is_adapted
-        else {"kind": "full"},
+        "finetune": adapters if is_adapted else {"kind": "full"},
         "micro_batch": int(row["micro_batch"]),
         "seq_len": int(row["seq_len"]),
         "precision": "bf16-mixed" if mixed else "bf16-true",
@@ -94,9 +96,7 @@ def case_of(row: dict[str, str]) -> dict[str, Any]:
             "fsdp1": gpus > 1,
             "use_cache": True,
             "autocast_half_weights": row["autocast"] == "1" and not mixed,
-        }
-        | ({"nf4": True} if quantised else {})
-        | ({"kbit_preparation": True} if row["kbit_preparation"] == "1" and gpus == 1 else {}),
+        },
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from src.memory.counts import Counts, Tensor, trained_tensors
 from src.memory.optimizers import state_bytes, temporary_bytes
 from src.memory.placement.whole import Placement
+from src.memory.regime import stored_bytes
 from src.memory.size import FLOAT_BYTES, Size, fixed
 from src.memory.tape import Terms, merged
 from src.memory.terms import Term
@@ -29,13 +30,16 @@ class FsdpPlacement(Placement):
 
     def _whole(self, part: Counts) -> float:
         """A part gathered in the dtype that computes."""
-        return part.base * self.regime.parameter_bytes + part.adapters * self.regime.adapter_bytes
+        regime = self.regime
+        return part.bytes_of(
+            dense=regime.parameter_bytes, norm=regime.norm_bytes, adapter=regime.adapter_bytes
+        )
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes per element of a whole gradient as autograd leaves it."""
-        lora = self.regime.finetune.is_lora
-        return self.regime.adapter_bytes if lora else self.regime.gradient_bytes
+        own = self.regime.finetune.trains_weights
+        return self.regime.gradient_bytes if own else self.regime.adapter_bytes
 
     @property
     def reduce_bytes(self) -> int:
@@ -55,8 +59,12 @@ class FsdpPlacement(Placement):
 
     def weights(self) -> float:
         """The fullest rank's shards, at the stored dtype."""
-        base = self.counts.all.base_shard * self.job.precision.weight_bytes
-        return base + self.counts.all.adapters_shard * FLOAT_BYTES
+        return self._shard(self.counts.all) + self.counts.all.statistics_bytes
+
+    def _shard(self, part: Counts) -> float:
+        """The fullest rank's shards of a part, without the scales of quantised weights."""
+        dense, norm = stored_bytes(self.job)
+        return part.shard_bytes_of(dense=dense, norm=norm, adapter=FLOAT_BYTES)
 
     def kept_tensors(self) -> tuple[Tensor, ...]:
         """The fullest rank's shards."""
@@ -227,8 +235,8 @@ class OffloadedFsdpPlacement(FsdpPlacement):
     """
 
     def weights(self) -> float:
-        """None on the GPU."""
-        return 0.0
+        """None on the GPU but the scales of quantised weights, which no shard holds."""
+        return self.counts.all.statistics_bytes
 
     def optimizer_states(self) -> float:
         """None on the GPU: the optimizer runs on the host."""
@@ -257,10 +265,9 @@ class OffloadedFsdpPlacement(FsdpPlacement):
         return super().gathered_last().plus(self._on_its_way(self.counts.blocks[-1]))
 
     def _on_its_way(self, part: Counts) -> Size:
-        stored = part.base_shard * self.job.precision.weight_bytes
-        cast = part.base_shard * self.regime.parameter_bytes
-        copies = stored if cast == stored else stored + cast
-        return fixed(copies + part.adapters_shard * FLOAT_BYTES)
+        stored, cast = stored_bytes(self.job)[0], self.regime.parameter_bytes
+        copies = part.base_shard * (stored if cast == stored else stored + cast)
+        return fixed(copies + part.packed_shard_bytes + part.adapters_shard * FLOAT_BYTES)
 
     def host(self) -> Size:
         """Shards, their gradients and states, and the optimizer's own temporaries."""
@@ -268,4 +275,4 @@ class OffloadedFsdpPlacement(FsdpPlacement):
         gradients = super().kept_gradients(self.counts.all)
         states = state_bytes(self.job.optimizer, kept, bytes_)
         temporaries = temporary_bytes(self.job.optimizer, kept, bytes_)
-        return fixed(super().weights() + gradients + states + temporaries)
+        return fixed(self._shard(self.counts.all) + gradients + states + temporaries)

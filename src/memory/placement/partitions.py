@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from src.architecture import Decoder
-from src.memory.counts import block_tensors
+from src.memory.counts import model_tensors
 from src.spec import Finetune
 
 ALIGNMENT = 2
@@ -36,24 +36,23 @@ class Placed(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def placed_tensors(decoder: Decoder, finetune: Finetune) -> tuple[Placed, ...]:
-    """Every parameter of the model, adapters included, in the model's order."""
-    parts = [
-        (EMBEDDINGS, decoder.stem),
-        *enumerate(decoder.blocks),
-        (decoder.num_layers, decoder.tail),
-        (decoder.num_layers, decoder.head),
-    ]
+def placed_tensors(
+    decoder: Decoder, finetune: Finetune, *, element_bytes: int = 2
+) -> tuple[Placed, ...]:
+    """Every parameter of the model, adapters included, in the model's order.
+
+    Quantised ones count as elements of `element_bytes` that their packed bytes are stored as.
+    """
+    front, blocks, behind = model_tensors(decoder, finetune)
+    parts = [(EMBEDDINGS, front), *enumerate(blocks), (decoder.num_layers, behind)]
+    of_part: dict[int, list[tuple[int, bool]]] = {}
     found: list[Placed] = []
-    of_block: dict[int, list[tuple[int, bool]]] = {}
-    for index, block in parts:
-        if id(block) not in of_block:
-            adapts = 0 <= index < decoder.num_layers
-            of_block[id(block)] = [
-                (round(tensor.numel), tensor.is_adapter or not finetune.is_lora)
-                for tensor in block_tensors(block, finetune=finetune, tp=1, adapts=adapts)
+    for index, tensors in parts:
+        if id(tensors) not in of_part:
+            of_part[id(tensors)] = [
+                (round(tensor.stored(element_bytes)), tensor.trained) for tensor in tensors
             ]
-        found += [Placed(index, *tensor) for tensor in of_block[id(block)]]
+        found += [Placed(index, *tensor) for tensor in of_part[id(tensors)]]
     return tuple(found)
 
 

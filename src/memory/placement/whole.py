@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from src.architecture import Decoder
 from src.memory.counts import Counts, ModelCounts, Tensor, trained_tensors
 from src.memory.optimizers import paged_bytes, state_bytes, temporary_bytes
-from src.memory.regime import Regime
+from src.memory.regime import Regime, stored_bytes
 from src.memory.size import FLOAT_BYTES, ZERO, Size, fixed
 from src.memory.tape import Terms
 from src.memory.terms import Term
@@ -34,8 +34,8 @@ class Placement:
 
     @property
     def trained_bytes(self) -> int:
-        """Bytes per element of stored trained parameters; LoRA's adapters are fp32 (PEFT)."""
-        if self.regime.finetune.is_lora:
+        """Bytes per element of stored trained parameters; what PEFT adds is fp32."""
+        if not self.regime.finetune.trains_weights:
             return FLOAT_BYTES
         return self.job.precision.weight_bytes
 
@@ -45,9 +45,11 @@ class Placement:
         return Term.GRADIENTS
 
     def weights(self) -> float:
-        """`P * stored bytes`, adapters at theirs."""
-        base = self.counts.all.base * self.job.precision.weight_bytes
-        return base + self.counts.all.adapters * FLOAT_BYTES
+        """`P * stored bytes`, adapters at theirs; quantised weights with their scales."""
+        dense, norm = stored_bytes(self.job)
+        part = self.counts.all
+        whole = part.bytes_of(dense=dense, norm=norm, adapter=FLOAT_BYTES)
+        return whole + part.statistics_bytes
 
     def kept_tensors(self) -> tuple[Tensor, ...]:
         """Every trained tensor as this GPU keeps it, in the model's order."""

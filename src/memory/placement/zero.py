@@ -112,8 +112,10 @@ class ZeroPlacement(Placement):
         return max(tensor.numel for tensor in tensors if tensor.trained)
 
     def weights(self) -> float:
-        """`p * P`: adapters are cast with everything else."""
-        return (self.counts.all.base + self.counts.all.adapters) * self.model_bytes
+        """`p * P`: adapters are cast with everything else; quantised weights stay as they are."""
+        part, bytes_ = self.counts.all, self.model_bytes
+        whole = part.bytes_of(dense=bytes_, norm=bytes_, adapter=bytes_)
+        return whole + part.statistics_bytes
 
     def kept_tensors(self) -> tuple[Tensor, ...]:
         """The flat fp32 partition is one tensor."""
@@ -213,12 +215,12 @@ class ZeroPlacement(Placement):
 
     def head_gradient(self) -> float:
         """The head's gradient when the bucket is allocated for it."""
-        head = self.decoder.head.num_parameters if self.counts.all.trains_base else 0
+        head = self.decoder.head.num_parameters if self.regime.trains_weights else 0
         return head * self.model_bytes
 
     def table_gradient(self) -> float:
         """The token embedding's, whole."""
-        if self.regime.tied or not self.counts.all.trains_base:
+        if self.regime.tied or not self.regime.trains_weights:
             return 0.0
         table = self.decoder.token_embedding
         return table.rows * table.width * self.model_bytes

@@ -43,7 +43,8 @@ class Zero3Placement(ZeroPlacement):
     @cached_property
     def tensors(self) -> tuple[Placed, ...]:
         """Every parameter, frozen ones included."""
-        return placed_tensors(self.decoder, self.job.finetune)
+        finetune, bytes_ = self.job.finetune, self.model_bytes
+        return placed_tensors(self.decoder, finetune, element_bytes=bytes_)
 
     @cached_property
     def fetched(self) -> tuple[Placed, ...]:
@@ -75,10 +76,14 @@ class Zero3Placement(ZeroPlacement):
         return self.layout.shard == 1 and not self.offloads_weights
 
     def weights(self) -> float:
-        """`p` times every tensor's N-th part; in host memory where those are."""
+        """`p` times every tensor's N-th part; in host memory where those are.
+
+        Scales of quantised weights, which the engine does not see, are whole.
+        """
+        scales = self.counts.all.statistics_bytes
         if self.offloads_weights:
-            return 0.0
-        return self.model_bytes * sum(map(self._shard, self.tensors))
+            return scales
+        return self.model_bytes * sum(map(self._shard, self.tensors)) + scales
 
     def static(self) -> Terms:
         """Parts of weights and fp32 copy, states, a flat buffer of gradients `g t`, the bucket."""

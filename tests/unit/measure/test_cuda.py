@@ -119,10 +119,7 @@ def test_a_measurement_is_not_served_and_writes_no_snapshot() -> None:
     ("changes", "key"),
     [
         ({"method": "ddp+tp", "layout": {"dp": 2, "tp": 2}}, "method"),
-        (
-            {"finetune": {"kind": "lora"}, "precision": "bf16-true", "loop": {"nf4": True}},
-            "loop.nf4",
-        ),
+        ({"finetune": {"kind": "qlora"}}, "finetune"),
     ],
 )
 def test_what_only_the_simulated_device_runs_is_refused(changes: dict[str, Any], key: str) -> None:

@@ -37,7 +37,18 @@ def test_buckets_hold_every_gradient_once_in_ready_order() -> None:
             "seq_len",
         ),
         ({"method": "zero3", "layout": {"dp": 2, "shard": 2}}, "method"),
-        ({"loop": {"nf4": True}}, "loop.nf4"),
+        (
+            {
+                "method": "fsdp",
+                "layout": {"dp": 2, "shard": 2},
+                "finetune": {"kind": "qlora", "quantization": "int8"},
+            },
+            "finetune.quantization",
+        ),
+        (
+            {"precision": "bf16-true", "finetune": {"kind": "qlora", "upcast": "norms"}},
+            "finetune.upcast",
+        ),
     ],
 )
 def test_layouts_that_do_not_belong_to_the_method_are_refused(

@@ -11,7 +11,7 @@ from src.measure.case import parse_case
 from src.measure.dry_run import dry_run
 from src.measure.events import Event, Instant, Owner
 from src.measure.loading import transient_bytes
-from src.measure.quantised import Nf4Linear
+from src.measure.quantised import Linear4bit, Linear8bitLt
 from src.measure.stream_use import StreamUse
 from src.units import MIB
 
@@ -103,8 +103,10 @@ def test_a_unit_arrives_whole_and_is_concatenated() -> None:
     assert transient_bytes(nn.Identity(), flat) == [12, 8, 20]
 
 
-def test_a_four_bit_weight_arrives_in_half_precision() -> None:
-    linear = nn.Linear(128, 64, bias=False, device="meta")
-    layer = Nf4Linear(linear, compute_dtype=torch.bfloat16, storage_dtype=torch.uint8)
-    assert transient_bytes(layer, None) == [128 * 64 * 2, 128 * 64 // 64 * 4]
-    assert transient_bytes(linear, None) == []
+def test_a_quantised_weight_arrives_in_half_precision() -> None:
+    nested = Linear4bit(128, 64, bias=False)
+    assert transient_bytes(nested, None) == [128 * 64 * 2, 128 * 64 // 64 * 4]
+    plain = Linear4bit(128, 64, bias=False, compress_statistics=False)
+    assert transient_bytes(plain, None) == [128 * 64 * 2, 0]
+    assert transient_bytes(Linear8bitLt(128, 64), None) == [128 * 64 * 2]
+    assert transient_bytes(nn.Linear(128, 64, device="meta"), None) == []
