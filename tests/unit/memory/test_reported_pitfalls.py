@@ -10,7 +10,17 @@ from src.architecture import describe
 from src.memory import Instant, Term, count_model, estimate_step, ledger_of
 from src.memory.parts import parts_of
 from src.plan import compare
-from src.spec import Checkpointing, Job, Layout, Method, Optimizer, Precision, Verdict
+from src.spec import (
+    Checkpointing,
+    FinetuneKind,
+    Job,
+    Layout,
+    Method,
+    Optimizer,
+    Precision,
+    Upcast,
+    Verdict,
+)
 from src.units import GIB
 from tests.jobs import LORA, gpu, layout_of, step_of, zoo_model
 from tests.plan_requests import request_of
@@ -209,6 +219,39 @@ def test_a_rank_costs_its_adapters_and_what_passes_through_them() -> None:
         assert found == per_element * added
     for term in (Term.CHECKPOINTS, Term.LOSS_TEMPORARIES):
         assert high[Instant.LOSS_BACKWARD][term] == low[Instant.LOSS_BACKWARD][term]
+
+
+def test_four_bits_may_cost_more_than_sixteen() -> None:
+    """Embeddings, head, norms and all that follows them in fp32 outweigh what the Linears save."""
+    job = Job(
+        model=zoo_model("gemma-2b"),
+        seq_len=2048,
+        precision=Precision.BF16_TRUE,
+        checkpointing=Checkpointing.NONE,
+        finetune=LORA,
+    )
+    quantised = replace(LORA, kind=FinetuneKind.QLORA)
+    prepared, plain = (
+        peak(replace(job, finetune=replace(quantised, upcast=upcast)))
+        for upcast in (Upcast.ALL, Upcast.NONE)
+    )
+    assert plain < peak(job) < prepared
+
+
+def test_replicas_of_a_quantised_model_each_hold_all_of_it() -> None:
+    """Eight cards of 40 GB do not add up for Llama-2-70B by data parallelism; shards do.
+
+    All but bitsandbytes' scales, a byte for 64 weights: they are no parameters.
+    """
+    job = Job(model=zoo_model("llama-2-70b"), finetune=replace(LORA, kind=FinetuneKind.QLORA))
+    two, eight = (
+        ledger_of(step_of(job, Method.DDP, gpus=gpus))[Instant.LOAD][Term.WEIGHTS]
+        for gpus in (2, 8)
+    )
+    assert two == eight > 34e9
+    shard = ledger_of(step_of(job, Method.FSDP, gpus=8))[Instant.LOAD][Term.WEIGHTS]
+    scales = 80 * (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672) / 64
+    assert shard - eight / 8 == pytest.approx(7 / 8 * scales, rel=0.05)
 
 
 def test_one_sequence_is_no_quarter_of_four() -> None:
