@@ -6,9 +6,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from src.config import EXIT_OK, compose_arguments, emit, run_command, run_flag
+from src.config import EXIT_OK, compose_arguments, emit, run_command, run_flag, warn
 from src.config.campaign import PROJECT, ROWS, Campaign, to_campaign, to_options
 from src.config.profile_keys import PROFILE
+from src.config.published import take_published
 from src.launch import run_campaign
 from src.measure.predict import Predictor
 from src.record import open_rows, read_rows
@@ -25,11 +26,12 @@ def run(arguments: list[str]) -> int:
     cfg = compose_arguments(arguments, PROFILE)
     options = to_options(cfg)
     uri = resolve_uri(options.tracking_uri or default_uri(PROJECT))
-    if options.sync:
-        log_missing(uri, [options.rows] if options.rows else sorted(ROWS.rglob("*.jsonl")))
+    if options.published or options.sync:
+        known = [options.rows] if options.rows else sorted(ROWS.rglob("*.jsonl"))
+        log_missing(uri, take_published(options.published, options.rows) or known)
         return EXIT_OK
     campaign = to_campaign(cfg)
-    _warn(campaign.warnings)
+    warn(campaign.warnings)
     if not options.plan_only:
         measure(campaign, uri)
         return EXIT_OK
@@ -48,7 +50,7 @@ def measure(campaign: Campaign, uri: str) -> None:
     """
     ids = set(campaign.case_ids)
     with open_rows(campaign.rows) as file, Predictor() as predict:
-        _warn(f"{campaign.rows}:{bad.line}: no row: {bad.reason}" for bad in file.damaged)
+        warn(f"{campaign.rows}:{bad.line}: no row: {bad.reason}" for bad in file.damaged)
         num_done = len(ids & {row.case_id for row in file.rows})
         tracker = Tracker(Log(uri, compare=predict, draw=draw_row), campaign.rows, file.rows)
         try:
@@ -58,7 +60,7 @@ def measure(campaign: Campaign, uri: str) -> None:
                     tell(row)
         finally:
             if tracker.problem is not None:
-                _warn([f"rows are missing in MLflow ({tracker.problem}); sync=true logs them"])
+                warn([f"rows are missing in MLflow ({tracker.problem}); sync=true logs them"])
         rows = [row for row in file.rows if row.case_id in ids]
     emit(render_summary(rows, total=len(ids), file=campaign.rows, store=uri))
 
@@ -70,10 +72,6 @@ def log_missing(uri: str, files: Iterable[Path]) -> None:
         for file in files:
             num_new, num_rows = sync(log, file)
             emit(f"{file}: {num_new} of {num_rows} rows were missing\n")
-
-
-def _warn(warnings: Iterable[str]) -> None:
-    sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from src.config.answering import Answer, answering
-from src.config.command import EXIT_NOTHING_FITS, EXIT_OK, emit, run_command
+from src.config.command import EXIT_DRIFT, EXIT_NOTHING_FITS, EXIT_OK, emit, run_command, warn
 from src.config.compose import (
     compose_arguments,
     compose_keywords,
@@ -16,6 +16,7 @@ from src.config.request import Output, Question, to_output, to_request
 
 __all__ = [
     "Answer",
+    "EXIT_DRIFT",
     "EXIT_NOTHING_FITS",
     "EXIT_OK",
     "Output",
@@ -31,4 +32,5 @@ __all__ = [
     "run_flag",
     "to_output",
     "to_request",
+    "warn",
 ]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from src.architecture import supported_model_types
+from src.config.calibration import load_calibrated, with_calibration
 from src.config.gpu import every_gpu
 from src.config.request import Question
 from src.errors import NotCoveredError, UserError
@@ -23,6 +24,9 @@ from src.spec import EstimatorKind, Request, Step, Unknown
 if TYPE_CHECKING:
     from src.measure.client import DryRun
     from src.measure.timeline import Timeline
+
+
+_BY_FORMULA = (EstimatorKind.FORMULA, EstimatorKind.CALIBRATED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,11 +86,9 @@ def answering(
     request = question.request
     is_known = request.job.model.model_type in supported_model_types()
     reason = f"the formula does not know {request.job.model.model_type}"
-    if request.estimator is EstimatorKind.FORMULA or (
-        request.estimator is EstimatorKind.AUTO and is_known
-    ):
+    if request.estimator in _BY_FORMULA or (request.estimator is EstimatorKind.AUTO and is_known):
         try:
-            report = _compare(request, estimate_step, EstimatorKind.FORMULA)
+            report = _by_formula(request, question.champion)
         except NotCoveredError as error:
             if request.estimator is not EstimatorKind.AUTO:
                 raise
@@ -99,7 +101,7 @@ def answering(
         yield Answer(report=_with_warnings(report, question.warnings))
         return
     if request.solve is not None:
-        allowed = f"only with estimator=formula or llmem: {reason}"
+        allowed = f"only with estimator=formula, calibrated or llmem: {reason}"
         raise UserError(key="solve", value=request.solve, allowed=allowed)
     from src.measure.client import DryRun
 
@@ -117,6 +119,18 @@ def _compare(request: Request, estimator: Estimator, kind: EstimatorKind) -> Rep
         return replace(report, advice=advise(request, estimator))
     gpus = every_gpu() if request.solve is Unknown.GPU else [request.cluster.gpu]
     return compare_solved(request, estimator, gpus, kind=kind)
+
+
+def _by_formula(request: Request, champion: Path) -> Report:
+    """The formula's report, corrected unless the formula alone was asked for."""
+    is_auto = request.estimator is EstimatorKind.AUTO
+    if request.estimator is EstimatorKind.FORMULA or (is_auto and not champion.exists()):
+        return _compare(request, estimate_step, EstimatorKind.FORMULA)
+    calibrated, lack = load_calibrated(champion)
+    if calibrated is None:
+        report = _compare(request, estimate_step, EstimatorKind.FORMULA)
+        return _with_warnings(report, (lack,))
+    return with_calibration(_compare(request, calibrated, EstimatorKind.CALIBRATED), calibrated)
 
 
 def _with_warnings(report: Report, warnings: tuple[str, ...]) -> Report:

@@ -87,6 +87,7 @@ class ProfileOptions:
         plan_only: list the campaign's steps and run none.
         cases: the file to write the cases to; None: none.
         sync: run nothing, and log what MLflow does not have.
+        published: run nothing, and take over these tables.
         rows: the file that was asked for; None: the default.
         tracking_uri: MLflow's; None: the environment's or the project's.
     """
@@ -94,6 +95,7 @@ class ProfileOptions:
     plan_only: bool
     cases: Path | None
     sync: bool
+    published: tuple[Path, ...]
     rows: Path | None
     tracking_uri: str | None
 
@@ -111,10 +113,14 @@ def to_options(cfg: DictConfig) -> ProfileOptions:
         raise UserError(
             key="sync", value="true", allowed="without plan_only=true: it plans nothing"
         )
+    if keys["published"] and (keys["plan_only"] or keys["sync"]):
+        allowed = "without plan_only=true and sync=true"
+        raise UserError(key="published", value=keys["published"], allowed=allowed)
     return ProfileOptions(
         plan_only=keys["plan_only"],
         cases=output_file(keys, "cases", (".jsonl",), allowed=PROFILE.allowed_for("cases")),
         sync=keys["sync"],
+        published=tuple(Path(name).expanduser() for name in keys["published"]),
         rows=_rows(keys),
         tracking_uri=keys["tracking"]["uri"],
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from src.errors import UserError
 
 EXIT_OK = 0
 EXIT_WRONG_INPUT = 1
 EXIT_NOTHING_FITS = 3
+EXIT_DRIFT = 3
 _EXIT_INTERRUPTED = 130
 _EXIT_BROKEN_PIPE = 141
 
@@ -34,6 +35,11 @@ def emit(text: str) -> None:
         _drop_stdout()
         reason = f"cannot be written ({error.strerror})"
         raise UserError(key="output", value="stdout", allowed=reason) from error
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Write warnings to stderr, a line each."""
+    sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
 
 
 def run_command(work: Callable[[], int]) -> int:

@@ -32,6 +32,7 @@ from src.config.keys import ESTIMATE, FILES_KEY
 from src.config.profile_schema import ProfileConfig
 from src.config.program import Program, ValueKind
 from src.config.schema import EstimateConfig
+from src.config.train_schema import TrainConfig
 from src.config.zoo import CONF
 from src.errors import UserError
 
@@ -67,6 +68,7 @@ def _register() -> None:
     Plugins.instance().register(ConfFolderSearchPath)
     ConfigStore.instance().store(name="estimate_schema", node=EstimateConfig)
     ConfigStore.instance().store(name="profile_schema", node=ProfileConfig)
+    ConfigStore.instance().store(name="train_schema", node=TrainConfig)
 
 
 def compose_arguments(arguments: Sequence[str], program: Program = ESTIMATE) -> DictConfig:

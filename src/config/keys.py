@@ -101,7 +101,14 @@ KEYS: dict[str, Key] = {
     "activation_offload": Key(allowed=_SWITCH, meaning="kept activations wait in host memory"),
     "sequence_parallel": Key(allowed=_SWITCH, meaning="with tensor parallelism"),
     "fp32_reduce": Key(allowed=_SWITCH, meaning="FSDP, DeepSpeed: gradients reduced in fp32"),
-    "estimator": _choice(EstimatorKind, "who answers; auto: dryrun where formula cannot"),
+    "estimator": _choice(
+        EstimatorKind, "who answers; auto: calibrated, and dryrun where formula cannot"
+    ),
+    "champion": Key(
+        allowed="FOLDER | null",
+        meaning="of src.train's correction; null: models/residual",
+        kind=ValueKind.OPTIONAL_TEXT,
+    ),
     "runtime": Key(
         allowed=f"{_choices(Runtime)} | null",
         meaning="null: the estimator's; gemini: LLMem's",

@@ -104,6 +104,9 @@ PROFILE = Program(
             meaning="with plan_only: the cases for src.measure.worker --run-many elsewhere",
             kind=ValueKind.OPTIONAL_TEXT,
         ),
+        "published": _words(
+            "[TABLES.csv]", "run nothing; take over what others measured, see docs/calibration.md"
+        ),
         "sync": Key(allowed="true | false", meaning="run nothing; log what MLflow does not have"),
         "tracking.uri": Key(
             allowed="sqlite:///FILE | http://HOST:PORT | null",
@@ -119,6 +122,7 @@ PROFILE = Program(
         "timeout": "timeout_s",
         "budget": "budget_minutes",
         "output": "out",
+        "import": "published",
         "dry_run": "plan_only",
         "model": "campaign.models",
         "models": "campaign.models",

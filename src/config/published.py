@@ -9,12 +9,13 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from src.config import zoo
+from src.config.command import emit, warn
 from src.config.gpu import load_gpu
 from src.config.model import resolve_model
 from src.config.published_words import (
@@ -32,9 +33,10 @@ from src.config.published_words import (
     to_bytes,
     versions_of,
 )
+from src.config.zoo import CONF
 from src.errors import UserError
 from src.measure.client import case_of
-from src.record import Outcome, Provenance, Row, Source
+from src.record import Outcome, Provenance, Row, Source, add_rows
 from src.spec import Job, Layout, Loss, Step
 from src.units import MIB
 
@@ -68,7 +70,7 @@ COLUMNS = (
 
 CAMPAIGN = "published"
 _SMI_PEAK = re.compile(r"nvidia-smi memory\.used peak \([^)]*\) ([\d.]+) MiB")
-_DATE = re.compile(r"\d{4}(-\d{2}){0,2}")
+_DATE = re.compile(r"\d{4}(-(0\d|1[0-2])(-[0-3]\d)?)?(?!\d)")
 _OUTCOMES = {"fits": Outcome.OK, "oom": Outcome.OOM}
 
 
@@ -239,3 +241,26 @@ def _date(text: str) -> str:
         raise _refusal("date_or_version", text or "''", "no year")
     parts = (found[0] + "-01-01").split("-")[:3]
     return f"{'-'.join(parts)}T00:00:00+00:00"
+
+
+def take_published(tables: Sequence[Path], rows: Path | None) -> list[Path]:
+    """Add tables' rows to files of rows, and tell each line that is none why; the files.
+
+    Args:
+        tables: the tables.
+        rows: the file; None: one for each table, in the project's profiling folder.
+
+    Raises:
+        UserError: a table cannot be read, or a file not be written.
+    """
+    files = []
+    for table in tables:
+        found = read_published(table)
+        warn(f"{line.id} not imported: {line.reason}" for line in found.refused)
+        file = rows or CONF.parent / "profiling" / CAMPAIGN / f"{table.stem}.jsonl"
+        num_new, num_lines = add_rows(file, found.rows), len(found.refused)
+        emit(
+            f"{file}: {num_new} of {len(found.rows)} rows are new; {num_lines} lines are no rows\n"
+        )
+        files.append(file)
+    return files

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from src.config.calibration import CHAMPION
 from src.config.gpu import resolve_gpu
 from src.config.keys import FORMATS, KEYS, LISTINGS, PAGE_SUFFIXES, PLOT_SUFFIXES, SNAPSHOT_SUFFIXES
 from src.config.lengths import resolve_seq_len
@@ -45,6 +46,7 @@ from src.spec import (
 from src.spec.job import require_positive
 
 _ALL_METHODS = "all"
+_CORRECTED = (EstimatorKind.AUTO, EstimatorKind.CALIBRATED)
 _DEFAULT_INTERNODE_GBPS = {f.name: f.default for f in fields(Cluster)}["internode_gbps"]
 
 
@@ -56,11 +58,13 @@ class Question:
         request: the request.
         warnings: what the reader has to know about how it was understood.
         dry_run_limit_s: seconds that one dry run may take.
+        champion: the folder of the correction.
     """
 
     request: Request
     warnings: tuple[str, ...]
     dry_run_limit_s: int
+    champion: Path = CHAMPION
 
     def told_first(self, warnings: tuple[str, ...]) -> Question:
         """The question with warnings before its own."""
@@ -176,10 +180,14 @@ def to_request(cfg: DictConfig) -> Question:
         without_effect.append(
             f"dryrun.time_limit_s has no effect with estimator={request.estimator}"
         )
+    champion = keys["champion"]
+    if champion is not None and request.estimator not in _CORRECTED:
+        without_effect.append(f"champion has no effect with estimator={request.estimator}")
     return Question(
         request=request,
         warnings=(*warnings, *gpu_warnings, *without_effect),
         dry_run_limit_s=limit,
+        champion=CHAMPION if champion is None else Path(champion).expanduser(),
     )
 
 

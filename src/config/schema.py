@@ -75,6 +75,7 @@ class EstimateConfig:
     sequence_parallel: bool = MISSING
     fp32_reduce: bool = MISSING
     estimator: str = MISSING
+    champion: str | None = None
     runtime: str | None = None
     policy: str = MISSING
     solve: str | None = None

@@ -32,8 +32,13 @@ BY_LLMEM = (
     "and reserved are that without m_base, and its upper bound is the figure itself; tokens/s is "
     "not LLMem's and speaks of PyTorch's methods"
 )
+CALIBRATED = (
+    "tokens/s is for ranking only, and so is what is outside the range of the calibration: there "
+    "bounds are at least the formula's stated margins"
+)
 CAVEATS = {
     EstimatorKind.FORMULA: UNCALIBRATED,
+    EstimatorKind.CALIBRATED: CALIBRATED,
     EstimatorKind.DRYRUN: SIMULATED,
     EstimatorKind.LLMEM: BY_LLMEM,
 }

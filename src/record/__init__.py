@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from src.record.file import Damaged, RowFile, Rows, open_rows, read_rows
+from src.record.file import Damaged, RowFile, Rows, add_rows, open_rows, read_rows
 from src.record.row import (
     LEVELS,
     SCHEMA_VERSION,
@@ -26,6 +26,7 @@ __all__ = [
     "RowFile",
     "Rows",
     "Source",
+    "add_rows",
     "canonical",
     "case_id_of",
     "open_rows",

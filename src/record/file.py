@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,6 +172,20 @@ def open_rows(path: Path, *, wait_s: float = 0.0) -> Iterator[RowFile]:
         yield file
     finally:
         os.close(descriptor)
+
+
+def add_rows(path: Path, rows: Iterable[Row]) -> int:
+    """Add the rows that a file does not hold yet; how many those were.
+
+    Raises:
+        UserError: another process has it open, or it cannot be written.
+    """
+    with open_rows(path) as file:
+        known = {row.row_id for row in file.rows}
+        fresh = [row for row in rows if row.row_id not in known]
+        for row in fresh:
+            file.append(row)
+    return len(fresh)
 
 
 def _lock(path: Path, descriptor: int, wait_s: float) -> None:

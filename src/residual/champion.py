@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import exp, inf
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from src.memory.levels import UPPER_OUTSIDE
 from src.record import LEVELS
 from src.residual.correctors import Corrector
 from src.residual.evaluate import Bound
-from src.residual.facts import Facts, Table
+from src.residual.facts import Array, Facts, Table
 from src.residual.hull import Hull, Place
 from src.units import Levels
 
+ArrayOrFloat = TypeVar("ArrayOrFloat", float, Array)
+
 NAME = "peakcast-residual"
+
+WIDENING = 0.5
+"""Part by which a bound's logarithm has grown where nothing of the correction is left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,11 +73,34 @@ class LevelModel:
     log_margin: float | None
     bound_rows: int
 
+    @property
+    def libraries_bytes(self) -> float:
+        """Bytes that libraries put outside the allocator, as far as the correction knows them."""
+        return float(self.corrector.parameters().get("libraries_bytes", 0.0))
+
     @classmethod
     def of(cls, corrector: Corrector, bound: Bound) -> Self:
         """The model of a correction with its bound."""
         margin = max(0.0, bound.log_margin) if bound.log_margin < inf else None
         return cls(corrector=corrector, log_margin=margin, bound_rows=bound.rows)
+
+
+def ceiling_bytes(
+    formula_upper: ArrayOrFloat, capacity: ArrayOrFloat, scale: ArrayOrFloat, libraries: float
+) -> ArrayOrFloat:
+    """What the device level cannot go beyond: the card, or all that the step is sure to need.
+
+    The allocator gives its cache back before it fails, down to what the formula's bound counts; so
+    a bound from the error of half-full cards says nothing beyond a full one.
+
+    Args:
+        formula_upper: the formula's upper bound at device level, in bytes.
+        capacity: usable bytes of the GPU.
+        scale: upper bound of allocated bytes over the formula's.
+        libraries: bytes that libraries put outside the allocator, which the formula leaves out.
+    """
+    needed: ArrayOrFloat = formula_upper * scale + libraries * (1 + UPPER_OUTSIDE)
+    return needed + (capacity - needed) * (capacity > needed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,15 +160,27 @@ class Champion:
         ratios = self.log_ratios(table)
         peaks: dict[str, int] = {}
         uppers: dict[str, int] = {}
-        below = below_upper = 0
         for level in LEVELS:
             formula = getattr(facts.formula, level)
-            peak = max(below, round(formula * exp(place.weight * float(ratios[level][0]))))
-            stated = getattr(facts.upper, level) / formula
-            upper = max(below_upper, round(peak * self._bound(level, place, stated)))
-            peaks[level], uppers[level] = peak, upper
-            below, below_upper = peak, upper
+            peaks[level] = round(formula * exp(place.weight * float(ratios[level][0])))
+        self._put_in_order(peaks)
+        for level in LEVELS:
+            stated = getattr(facts.upper, level) / getattr(facts.formula, level)
+            uppers[level] = round(peaks[level] * self._bound(level, place, stated))
+        scale = uppers["allocated"] / facts.upper.allocated
+        libraries = self.levels["device"].libraries_bytes
+        ceiling = ceiling_bytes(facts.upper.device, facts.capacity, scale, libraries)
+        uppers["device"] = min(uppers["device"], max(peaks["device"], round(ceiling)))
+        uppers["reserved"] = min(uppers["reserved"], max(peaks["reserved"], uppers["device"]))
+        self._put_in_order(uppers)
         return Corrected(peak_bytes=Levels(**peaks), upper_bytes=Levels(**uppers), place=place)
+
+    def _put_in_order(self, sizes: dict[str, int]) -> None:
+        """Let levels rise: what was not judged by rows gives way to what was."""
+        if self.levels["reserved"].log_margin is None and self.levels["device"].log_margin:
+            sizes["reserved"] = min(sizes["reserved"], sizes["device"])
+        for below, level in pairwise(LEVELS):
+            sizes[level] = max(sizes[level], sizes[below])
 
     def _bound(self, level: str, place: Place, stated: float) -> float:
         """Upper bound over estimate; outside the hull never below `stated`, the formula's."""
@@ -147,4 +189,4 @@ class Champion:
             return max(1.0, stated)
         if place.in_range:
             return exp(margin)
-        return max(exp(margin * (1 + place.excess)), stated)
+        return max(exp(margin * (1 + WIDENING * place.excess)), stated)

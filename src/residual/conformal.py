@@ -7,7 +7,7 @@ Shafer, Algorithmic Learning in a Random World; Angelopoulos and Bates, arXiv 21
 
 from __future__ import annotations
 
-from math import ceil, floor, inf
+from math import ceil, inf
 
 import numpy as np
 
@@ -39,15 +39,28 @@ def log_margin(scores: Array, coverage: float) -> float:
         coverage: the share of new rows for which the bound has to hold.
     """
     check_coverage(coverage)
-    rank = ceil((len(scores) + 1) * coverage - _ROUNDING)
+    rank = _rank(len(scores), coverage)
     if rank > len(scores):
         return inf
     return float(np.sort(scores)[rank - 1])
 
 
-def binomial_tail(hits: int, count: int, share: float) -> float:
-    """Probability of `hits` or more of `count`, each with probability `share`."""
-    from scipy.stats import binom
+def exceedance_tail(beyond: int, fresh: int, rows: int, coverage: float) -> float:
+    """Probability of `beyond` or more of `fresh` rows above a bound, if they are like its rows.
 
-    assert floor(hits) == hits
-    return float(binom.sf(hits - 1, count, share))
+    The share of new rows above a bound of rank k of n scores is Beta(n + 1 - k, k) distributed.
+
+    Args:
+        beyond: fresh rows above the bound.
+        fresh: fresh rows.
+        rows: scores that the bound rests on, `rows_needed` or more.
+        coverage: the share for which it has to hold.
+    """
+    from scipy.stats import betabinom
+
+    rank = _rank(rows, coverage)
+    return float(betabinom.sf(beyond - 1, fresh, rows + 1 - rank, rank))
+
+
+def _rank(rows: int, coverage: float) -> int:
+    return ceil((rows + 1) * coverage - _ROUNDING)

@@ -9,8 +9,8 @@ import numpy as np
 
 from src.record import LEVELS
 from src.residual.champion import Champion
-from src.residual.conformal import binomial_tail
-from src.residual.dataset import Dataset
+from src.residual.conformal import exceedance_tail
+from src.residual.dataset import Dataset, Sample
 from src.residual.facts import NAMES, Array
 
 FEWEST = 8
@@ -44,28 +44,40 @@ class LevelDrift:
 
 def check_drift(champion: Champion, dataset: Dataset) -> tuple[LevelDrift, ...]:
     """What fresh rows, those that the champion has not seen, say at each level they state."""
-    fresh = ~dataset.only(champion.origin.row_ids)
-    table = dataset.table.take(fresh)
-    weights = np.array([champion.hull.place(row).weight for row in table.features])
-    ratios = champion.log_ratios(table)
+    fresh = fresh_of(champion, dataset)
+    corrected = [champion.correct(sample.facts) for sample in fresh]
     found = []
     for level in LEVELS:
-        measured = dataset.measured(level)[fresh]
-        error = np.log(table.formula[level] / measured) + weights * ratios[level]
-        known = ~np.isnan(error)
-        if known.any():
-            found.append(_level(champion, level, error[known]))
+        stated = [
+            (
+                sample.measured[level],
+                getattr(one.peak_bytes, level),
+                getattr(one.upper_bytes, level),
+            )
+            for sample, one in zip(fresh, corrected, strict=True)
+            if level in sample.measured
+        ]
+        if stated:
+            found.append(_level(champion, level, np.array(stated, dtype=np.float64)))
     return tuple(found)
 
 
-def _level(champion: Champion, level: str, error: Array) -> LevelDrift:
-    model = champion.levels[level]
-    beyond = None if model.log_margin is None else int((-error > model.log_margin).sum())
-    median = float(np.expm1(np.median(error)))
+def fresh_of(champion: Champion, dataset: Dataset) -> tuple[Sample, ...]:
+    """The samples that the champion has not seen."""
+    known = set(champion.origin.row_ids)
+    return tuple(sample for sample in dataset.samples if sample.row_id not in known)
+
+
+def _level(champion: Champion, level: str, stated: Array) -> LevelDrift:
+    """The level's drift from (measured, estimated, upper bound) bytes, of shape (n, 3)."""
+    measured, estimated, upper = stated.T
+    error = np.log(estimated / measured)
+    has_bound = champion.levels[level].log_margin is not None
+    beyond = int((measured > upper).sum()) if has_bound else None
     return LevelDrift(
         level=level,
         rows=len(error),
-        median=median,
+        median=float(np.expm1(np.median(error))),
         beyond=beyond,
         drifted=_reason(champion, level, error, beyond) if len(error) >= FEWEST else None,
     )
@@ -73,11 +85,12 @@ def _level(champion: Champion, level: str, error: Array) -> LevelDrift:
 
 def _reason(champion: Champion, level: str, error: Array, beyond: int | None) -> str | None:
     coverage = float(champion.origin.options.get("coverage", 0.95))
-    if beyond is not None and binomial_tail(beyond, len(error), 1 - coverage) < UNLIKELY:
+    rows = champion.levels[level].bound_rows
+    if beyond is not None and exceedance_tail(beyond, len(error), rows, coverage) < UNLIKELY:
         return f"{beyond} of {len(error)} lie above a bound for {coverage:.0%}"
     expected = _expected(champion.metrics, level)
     shift = float(np.median(error)) - float(np.median(expected)) if len(expected) else 0.0
-    if len(expected) and abs(shift) > LEAST_SHIFT and _differ(error, expected):
+    if abs(shift) > LEAST_SHIFT and _differ(error, expected):
         return f"the median error is {shift:+.1%} off what it was on rows left out"
     return None
 
@@ -97,10 +110,9 @@ def _differ(fresh: Array, expected: Array) -> bool:
 
 def names_outside(champion: Champion, dataset: Dataset) -> dict[str, int]:
     """Feature -> fresh rows that lie outside the hull by it, the most frequent first."""
-    fresh = ~dataset.only(champion.origin.row_ids)
     counts: dict[str, int] = {}
-    for row in dataset.table.take(fresh).features:
-        for name in champion.hull.place(row).outside:
+    for sample in fresh_of(champion, dataset):
+        for name in champion.correct(sample.facts).place.outside:
             counts[name] = counts.get(name, 0) + 1
     known = [*NAMES, "distance"]
     return dict(sorted(counts.items(), key=lambda item: (-item[1], known.index(item[0]))))

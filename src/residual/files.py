@@ -64,6 +64,47 @@ def replace_folder(fresh: Path, folder: Path) -> None:
         shutil.rmtree(old.parent, ignore_errors=True)
 
 
+def previous_of(folder: Path) -> Path:
+    """Where the champion before lies."""
+    return folder.with_name(f"{folder.name}-previous")
+
+
+def promote(champion: Champion, folder: Path) -> None:
+    """Write a champion, and keep what the folder held as the one before.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if folder.is_dir():
+        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent)) / "copy"
+        try:
+            shutil.copytree(folder, fresh)
+            replace_folder(fresh, previous_of(folder))
+        finally:
+            shutil.rmtree(fresh.parent, ignore_errors=True)
+    write_champion(champion, folder)
+
+
+def roll_back(folder: Path) -> Champion:
+    """Let the champion before be the champion, and the champion the one before.
+
+    Raises:
+        ChampionError: there is none before, or it cannot be used; nothing has changed then.
+        OSError: the folders cannot be renamed.
+    """
+    previous = previous_of(folder)
+    champion = read_champion(previous)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent)) / "aside"
+    try:
+        previous.rename(aside)
+        if folder.exists():
+            folder.rename(previous)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside.parent, ignore_errors=True)
+    return champion
+
+
 def _write(path: Path, text: str) -> None:
     with path.open("w", encoding="utf-8") as stream:
         stream.write(text)

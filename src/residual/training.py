@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from src.errors import UserError
 from src.record import LEVELS
-from src.residual.champion import Champion, LevelModel, Origin
-from src.residual.correctors import Constant, Corrector, Kind
+from src.residual.champion import Champion, LevelModel, Origin, ceiling_bytes
+from src.residual.correctors import Allocator, Constant, Corrector, Kind
 from src.residual.dataset import Dataset
 from src.residual.evaluate import (
     GROUPS,
@@ -29,6 +29,7 @@ from src.residual.facts import Array
 from src.residual.fitting import LevelRows, fit
 from src.residual.hull import Hull
 from src.residual.options import Options
+from src.residual.trees import Trees
 
 GAIN = 0.02
 """Part of the error that a less simple correction has to take away from a simpler one."""
@@ -112,6 +113,7 @@ def train(dataset: Dataset, options: Options, origin: Origin) -> Training:
         if level == "allocated":
             estimated = formula * np.exp(np.nan_to_num(levels[level].log_ratios))
             known = np.where(np.isnan(dataset.allocated), estimated, dataset.allocated)
+    levels["reserved"] = _from_device(levels["reserved"], levels["device"])
     champion = Champion(
         levels={level: LevelModel.of(one.corrector, one.bound) for level, one in levels.items()},
         hull=Hull.of(dataset.table.features[~dataset.is_oom]),
@@ -119,6 +121,19 @@ def train(dataset: Dataset, options: Options, origin: Origin) -> Training:
         metrics={level: _metrics(one) for level, one in levels.items()},
     )
     return Training(champion=champion, levels=levels, oom=_verdicts(dataset, levels))
+
+
+def _from_device(reserved: LevelResult, device: LevelResult) -> LevelResult:
+    """What the allocator holds as the device level tells it, where no rows state it."""
+    allocator = device.corrector.base if isinstance(device.corrector, Trees) else device.corrector
+    if reserved.scores or not isinstance(allocator, Allocator):
+        return reserved
+    return replace(
+        reserved,
+        kind=Kind.ALLOCATOR,
+        corrector=replace(allocator, level="reserved"),
+        reason=f"as at the device level, less what lies outside the allocator; {reserved.reason}",
+    )
 
 
 def _metrics(result: LevelResult) -> dict[str, Any]:
@@ -208,7 +223,13 @@ def _verdicts(dataset: Dataset, levels: Mapping[str, LevelResult]) -> dict[str, 
     uppers = {"formula": table.upper["device"]}
     if device.bound.is_finite:
         ratios = device.log_ratios + max(0.0, device.bound.log_margin)
-        uppers["champion"] = table.formula["device"] * np.exp(ratios)
+        scale = np.exp(np.nan_to_num(levels["allocated"].log_ratios))
+        if levels["allocated"].bound.is_finite:
+            margin = np.exp(max(0.0, levels["allocated"].bound.log_margin))
+            scale = scale * margin * table.formula["allocated"] / table.upper["allocated"]
+        libraries = LevelModel.of(device.corrector, device.bound).libraries_bytes
+        ceiling = ceiling_bytes(uppers["formula"], table.capacity, scale, libraries)
+        uppers["champion"] = np.minimum(table.formula["device"] * np.exp(ratios), ceiling)
     return {
         name: oom_score(upper, table.capacity, dataset.is_oom) for name, upper in uppers.items()
     }

@@ -189,10 +189,15 @@ class Verdict(StrEnum):
 
 
 class EstimatorKind(StrEnum):
-    """Which estimator answers; `auto`: the formula, or the dry run where the formula cannot."""
+    """Which estimator answers.
+
+    `calibrated`: the formula, corrected by what measured rows taught; `auto`: that, where there is
+    a correction, else the formula; the dry run where the formula cannot.
+    """
 
     AUTO = "auto"
     FORMULA = "formula"
+    CALIBRATED = "calibrated"
     DRYRUN = "dryrun"
     LLMEM = "llmem"
 

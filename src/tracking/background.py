@@ -12,6 +12,7 @@ from typing import Self
 from src.errors import UserError
 from src.record import Row, read_rows
 from src.tracking.log import Log
+from src.tracking.quiet import first_line
 
 CLOSE_S = 60.0
 """How long the end of a campaign waits for rows that are still being logged."""
@@ -91,7 +92,7 @@ class Tracker:
             if is_last and self._rows:
                 self._log.close_campaigns(self._rows, self._file)
         except Exception as error:  # whatever MLflow raises must not cost the campaign
-            self.problem = _first_line(error)
+            self.problem = first_line(error)
         else:
             self.problem = None
 
@@ -109,10 +110,5 @@ def sync(log: Log, file: Path) -> tuple[int, int]:
         num_new = sum(log.add(row) for row in found.rows)
         log.close_campaigns(found.rows, file)
     except Exception as error:  # whatever MLflow raises is about its store
-        raise UserError(key="tracking.uri", value=log.uri, allowed=_first_line(error)) from error
+        raise UserError(key="tracking.uri", value=log.uri, allowed=first_line(error)) from error
     return num_new, len(found.rows)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -14,6 +12,7 @@ from typing import Any
 from src.record import Outcome, Row
 from src.tracking.address import sqlite_path
 from src.tracking.flat import metrics, params, sku, table_line, tags, title
+from src.tracking.quiet import quiet
 from src.units import Levels
 
 Compare = Callable[[Row], Mapping[str, Levels]]
@@ -23,19 +22,8 @@ Draw = Callable[[Row], Any]
 
 EXPERIMENT = "peakcast-{campaign}"
 
-_KIND = {"mlflow.experimentKind": "custom_model_development"}
+KIND = {"mlflow.experimentKind": "custom_model_development"}
 """MLflow's pages show runs, not conversations."""
-
-_ENVIRONMENT = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_LOGGING_LEVEL": "ERROR",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-}
-"""stdout is the command's, and a server that is away is given up on in seconds. What is set already
-stays."""
 
 _BATCH = 100
 """Parameters that MLflow takes at once."""
@@ -55,10 +43,7 @@ class Log:
     """
 
     def __init__(self, uri: str, *, compare: Compare, draw: Draw) -> None:
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        for name in ("alembic", "urllib3.connectionpool"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+        quiet()
         self.uri = uri
         self._compare = compare
         self._draw = draw
@@ -127,7 +112,7 @@ class Log:
             found = self._client.get_experiment_by_name(name)
             if found is None:
                 self._experiments[name] = self._client.create_experiment(
-                    name, artifact_location=self._artifacts(name), tags=_KIND
+                    name, artifact_location=self._artifacts(name), tags=KIND
                 )
             else:
                 self._experiments[name] = found.experiment_id

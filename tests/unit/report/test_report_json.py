@@ -62,6 +62,7 @@ def test_request_has_every_key_of_the_configuration(report: Report) -> None:
         "list",
         "trust_remote_code",
         "dryrun",
+        "champion",
     }
     assert set(request) == {str(key) for key in cfg} - only_for_the_command
     assert set(request["finetune"]) == set(cfg.finetune)

@@ -11,7 +11,7 @@ from mapie.regression import SplitConformalRegressor
 from sklearn.dummy import DummyRegressor
 
 from src.errors import UserError
-from src.residual.conformal import binomial_tail, log_margin, rows_needed
+from src.residual.conformal import exceedance_tail, log_margin, rows_needed
 from src.residual.evaluate import bound
 
 
@@ -80,7 +80,15 @@ def test_too_few_rows_have_no_bound() -> None:
     assert found.held is None
 
 
-def test_binomial_tail() -> None:
-    assert binomial_tail(0, 10, 0.05) == 1.0
-    assert binomial_tail(1, 1, 0.05) == pytest.approx(0.05)
-    assert binomial_tail(10, 10, 0.5) == pytest.approx(0.5**10)
+def test_exceedances_of_fresh_rows_over_many_seeds() -> None:
+    """The tail is a p-value: it is small as seldom as it says, however few the bound's rows."""
+    rng = np.random.default_rng(5)
+    tails = []
+    for _ in range(2000):
+        margin = log_margin(rng.normal(size=40), 0.9)
+        beyond = int((rng.normal(size=25) > margin).sum())
+        tails.append(exceedance_tail(beyond, 25, 40, 0.9))
+    for level in (0.01, 0.05, 0.2):
+        assert np.mean(np.array(tails) <= level) <= level + 3 * (level / 2000) ** 0.5
+    assert exceedance_tail(0, 25, 40, 0.9) == 1.0
+    assert exceedance_tail(25, 25, 40, 0.9) < 1e-6

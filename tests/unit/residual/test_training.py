@@ -86,13 +86,36 @@ def test_too_few_families_are_not_enough() -> None:
         train(dataset_of(only), OPTIONS, ORIGIN)
 
 
+SIMPLE = replace(OPTIONS, kinds=(Kind.CONSTANT, Kind.ALLOCATOR))
+
+
+def without(level: str, row: Row) -> Row:
+    return replace(
+        row, peak_bytes={key: size for key, size in row.peak_bytes.items() if key != level}
+    )
+
+
+def test_reserved_follows_the_device_level_where_no_row_states_it() -> None:
+    rows = [without("reserved", row) for row in rows_of(steps(60))]
+    result = train(dataset_of(rows), SIMPLE, ORIGIN)
+    reserved, device = result.levels["reserved"], result.levels["device"]
+    assert reserved.kind is device.kind is Kind.ALLOCATOR
+    assert reserved.corrector.parameters() == device.corrector.parameters()
+    assert not reserved.bound.is_finite
+    assert "as at the device level" in reserved.reason
+    for sample in dataset_of(rows).samples:
+        corrected = result.champion.correct(sample.facts).peak_bytes
+        outside = sample.facts.outside + device.corrector.parameters()["libraries_bytes"]
+        assert corrected.device - corrected.reserved == pytest.approx(outside, rel=0.01)
+
+
 def test_a_level_that_few_rows_state_stays_the_formulas() -> None:
     rows = rows_of(steps(60))
     thin = [
         row if number < 10 else replace(row, peak_bytes={"allocated": row.peak_bytes["allocated"]})
         for number, row in enumerate(rows)
     ]
-    result = train(dataset_of(thin), replace(OPTIONS, kinds=(Kind.ALLOCATOR,)), ORIGIN)
+    result = train(dataset_of(thin), SIMPLE, ORIGIN)
     for level in ("reserved", "device"):
         assert result.levels[level].kind is Kind.FORMULA
         assert not result.levels[level].bound.is_finite
