@@ -44,8 +44,6 @@ CAVEATS = {
 }
 """What each estimator's numbers are not."""
 
-ZERO_NOTE = "read off DeepSpeed's code; not checked against a run"
-
 
 def compare(
     request: Request,
@@ -166,8 +164,7 @@ def _report(
     step = with_micro_batch(step, request.micro_batch or max(largest.micro_batch, 1))
     estimate = estimator(step)
     judged = verdict(estimate, step.gpu)
-    notes = (*estimate.notes, ZERO_NOTE) if step.method.is_zero else estimate.notes
-    notes = (*notes, *_host_note(estimate.host_bytes, request.cluster))
+    notes = (*estimate.notes, *_host_note(estimate.host_bytes, request.cluster))
     return MethodReport(
         method=step.method,
         layout=step.layout,

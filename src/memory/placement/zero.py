@@ -292,7 +292,7 @@ class ZeroPlacement(Placement):
             }
             kept = self.owned_gradients
             found += [during, merged({Term.GRADIENTS: fixed(left)}, self._moved())]
-        return tuple(found)
+        return (max(found, key=lambda terms: sum(size.fixed for size in terms.values())),)
 
     @property
     def keeps_gradients_between_steps(self) -> bool:

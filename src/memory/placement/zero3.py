@@ -143,13 +143,17 @@ class Zero3Placement(ZeroPlacement):
         return False
 
     def reduction_bytes(self, one: Reduction) -> float:
-        """The bucket rank by rank, and in the dtype of the reduction, then cast to the buffer's."""
+        """The bucket rank by rank, the part that is left cast to the buffer's dtype.
+
+        The bucket has the dtype of the reduction; a tensor larger than it keeps its own gradient
+        and is cast.
+        """
         c, p, g = self.reduced_bytes, self.model_bytes, self.accumulated_bytes
         joined = one.tensors > 1 or bool(one.elements % self.layout.shard)
-        copies = c * joined + (c if c != p else 0)
-        own = p if one.elements > self.job.zero.reduce_bucket_size else 0
-        cast = g / self.layout.shard if c != g else 0
-        return one.elements * (copies + own + cast)
+        bytes_ = c * joined + (g / self.layout.shard if c != g else 0)
+        if one.elements > self.job.zero.reduce_bucket_size:
+            bytes_ += p + (c if c != p else 0)
+        return one.elements * bytes_
 
     def sync(self) -> tuple[Terms, ...]:
         """The last emptying of the bucket, the embeddings still whole.
@@ -181,15 +185,36 @@ class Zero3Placement(ZeroPlacement):
     def live(self) -> int:
         """Most elements that are whole at once.
 
-        The engine fetches ahead until `max_live_parameters` are whole, whatever they are for. Of
-        those used within `REUSE_DISTANCE` again it keeps more: the end of the forward pass, which
-        the distance counts twice, recomputed three times.
+        The engine fetches ahead until `max_live_parameters` are whole, whatever they are for, the
+        last tensor overshooting.
         """
-        needed = _numel(self.fetched)
+        inside = [tensor.numel for tensor in self.fetched if self._is_inside(tensor)]
+        ahead = self.job.zero.max_live_parameters + max(inside, default=0)
+        return min(_numel(self.fetched), max(ahead, self.reused))
+
+    @cached_property
+    def reused(self) -> int:
+        """Elements that the forward pass leaves whole for the backward pass.
+
+        Those used again within `REUSE_DISTANCE`: the head's, and of the last blocks as many as fit
+        into what the head leaves of that distance in its two passes; blocks take two passes, three
+        where they are recomputed.
+        """
+        head = self.table if self.regime.tied else self._at(self.decoder.num_layers)
         passes = 2 if self.job.checkpointing is Checkpointing.NONE else 3
-        ahead = self.job.zero.max_live_parameters
-        ahead += max((tensor.numel for tensor in self.fetched), default=0)
-        return min(needed, max(ahead, REUSE_DISTANCE // passes))
+        left = max(REUSE_DISTANCE - 2 * head, 0) // passes
+        return head + min(left, sum(t.numel for t in self.fetched if self._is_inside(t)))
+
+    @property
+    def table(self) -> int:
+        """Elements of the token embedding."""
+        return self.decoder.token_embedding.rows * self.decoder.token_embedding.width
+
+    def _at(self, block: int) -> int:
+        return sum(tensor.numel for tensor in self.fetched if tensor.block == block)
+
+    def _is_inside(self, tensor: Placed) -> bool:
+        return EMBEDDINGS < tensor.block < self.decoder.num_layers
 
     def _gathered(self, elements: float) -> Size:
         """Bytes of whole tensors, beside the parts; on one GPU copies of what the host has."""
@@ -227,20 +252,22 @@ class Zero3Placement(ZeroPlacement):
         return self._gathered(self.live)
 
     def gathered_backward(self, index: int) -> Size:
-        """Whatever is still to be used, as far as it is live, and what was fetched with it."""
-        left = sum(tensor.numel for tensor in self.fetched if self._is_left(tensor, index))
+        """Whatever is still to be used, as far as it is live.
+
+        What has to be fetched again is held twice while it comes into use: one group, and as much
+        as a tied table, which the head's backward pass lets go of at once.
+        """
+        left = sum(tensor.numel for tensor in self.fetched if tensor.block <= index)
         again = 0
         if _numel(self.fetched) > self.live:
             bucket = self.job.zero.prefetch_bucket_size
             again = max(_numel(group) for group in prefetched(self.fetched, bucket))
+            again += self.table if self.regime.tied else 0
         return self._gathered(min(left, self.live + again))
-
-    def _is_left(self, tensor: Placed, index: int) -> bool:
-        return tensor.block <= index
 
     def gathered_edges(self) -> Size:
         """The embeddings: no backward pass of theirs lets go of them."""
-        return self._gathered(sum(t.numel for t in self.fetched if t.block == EMBEDDINGS))
+        return self._gathered(self._at(EMBEDDINGS))
 
     def steps(self) -> tuple[Terms, ...]:
         """Overflow check (fp16), norm, gradients joined and in fp32, optimizer; by groups."""

@@ -118,8 +118,8 @@ def test_stage_three_keeps_whole_weights_up_to_its_limit(live: int, gathered: st
     mine = parts(replace(JOB, zero=zero), Method.ZERO3)
     table = 50272 * 2048
     elements = {
-        "reused": 10**9 // 3,
-        "limit": live + table,
+        "reused": table + (10**9 - 2 * table) // 3,
+        "limit": live + 4 * 2048 * 2048,
         "all": mine.counts.all.base,
     }[gathered]
     assert mine.placement.gathered_loss().fixed == 2 * elements

@@ -11,7 +11,6 @@ from hypothesis import given
 
 from src.memory import Instant, Term
 from src.plan import compare
-from src.plan.compare import ZERO_NOTE
 from src.plan.policy import SAME_SPEED, SIMPLEST_FIRST
 from src.plan.result import MethodReport, Report
 from src.spec import EstimatorKind, Layout, Method, Precision, Request, Verdict
@@ -114,7 +113,6 @@ def test_a_report_agrees_with_itself(request: Request) -> None:
         assert (row.tokens_per_second is None) == (row.verdict is Verdict.OOM)
         assert set(row.ledger) == set(Instant)
         assert sum(row.ledger[row.peak_instant].values()) == row.peak_bytes.allocated
-        assert (ZERO_NOTE in row.notes) == row.method.is_zero
     if report.recommended is None:
         assert not any(row.verdict is Verdict.FITS for row in report.methods)
         assert any(line.startswith("nothing fits") for line in report.warnings)
