@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from src.errors import NotCoveredError
-from src.spec import FinetuneKind, Job, Method, Offload, refusal
-
-_KINDS = (FinetuneKind.FULL, FinetuneKind.FREEZE, FinetuneKind.LORA, FinetuneKind.QLORA)
+from src.spec import Job, Method, Offload, refusal
 
 _GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]], ...] = (
-    ("finetune", lambda job: job.finetune.kind, lambda job, _: job.finetune.kind not in _KINDS),
-    ("finetune.dora", lambda _: True, lambda job, _: job.finetune.dora),
     ("offload", lambda job: job.offload, lambda job, _: job.offload is not Offload.NONE),
     ("activation_offload", lambda _: True, lambda job, _: job.activation_offload),
 )

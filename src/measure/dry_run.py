@@ -111,7 +111,7 @@ def _prepare(
     device.watch_gradients(trainable)
     device.set_num_blocks(len(blocks))
     dtype = torch.bfloat16 if loop.autocast_half_weights else autocast_dtype(job.precision)
-    device.trace.num_tokens = step.micro_batch * job.seq_len
+    device.trace.num_tokens = step.micro_batch * job.model_seq_len
     return Training(
         model=model,
         optimizer=build_optimizer(model, blocks, job, loop),

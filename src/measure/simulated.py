@@ -52,7 +52,9 @@ def materialise(model: nn.Module, *, device: torch.device | str = "cpu") -> Iter
         return made[id(tensor)][1]
 
     for module in model.modules():
-        stores: list[dict[str, Any]] = [module._parameters, module._buffers, vars(module)]
+        own = vars(module)
+        # PEFT keeps a prompt's token numbers in a plain dictionary.
+        stores: list[dict[str, Any]] = [own, *(v for v in own.values() if type(v) is dict)]
         for store in stores:
             for name, value in store.items():
                 if isinstance(value, torch.Tensor) and value.is_meta:

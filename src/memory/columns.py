@@ -45,10 +45,9 @@ def answer(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Answer:
 
 def _canonical(job: Job) -> Job:
     """The job with the shortest sequence that passes the same sliding windows."""
-    windows = describe(job.model).windows
-    shortest = max(
-        (window for window in windows if window is not None and window <= job.seq_len), default=1
-    )
+    windows, prompt = describe(job.model).windows, job.finetune.prompt_length
+    passed = [window for window in windows if window is not None and window <= job.model_seq_len]
+    shortest = max(max(passed, default=1) - prompt, 1)
     return job if job.seq_len == shortest else replace(job, seq_len=shortest)
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from src.architecture import Block, Decoder
 from src.architecture.ops import Embed, Experts, Linear, Norm, Op, Parallel, Parameter
 from src.memory.tuning import Storage, is_quantised, is_target, storage_of, trains_block
-from src.spec import Finetune
+from src.spec import Finetune, FinetuneKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,7 +235,15 @@ def model_tensors(
         tuple(how.tensors(edge, trained=whole, is_edge=True))
         for edge in (decoder.stem, decoder.tail, decoder.head)
     )
-    return front, tuple(blocks), (*behind[0], *behind[1])
+    return front, tuple(blocks), (*behind[0], *behind[1], *_virtual_tokens(decoder, finetune))
+
+
+def _virtual_tokens(decoder: Decoder, finetune: Finetune) -> Iterator[Tensor]:
+    """PEFT's `prompt_encoder`: an embedding behind everything else."""
+    if finetune.kind is FinetuneKind.PROMPT:
+        shape = (finetune.num_virtual_tokens, decoder.hidden_size)
+        numel = shape[0] * shape[1]
+        yield Tensor(shape=shape, numel=numel, is_adapter=True, is_embedding=True, is_edge=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,10 +8,12 @@ from src.architecture.losses import check_loss
 from src.errors import NotCoveredError
 from src.spec import FinetuneKind, Job, Method
 
-_KINDS = (FinetuneKind.FULL, FinetuneKind.FREEZE, FinetuneKind.LORA, FinetuneKind.QLORA)
-
 _GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]], ...] = (
-    ("finetune", lambda job: job.finetune.kind, lambda job, _: job.finetune.kind not in _KINDS),
+    (
+        "finetune",
+        lambda job: job.finetune.kind,
+        lambda job, _: job.finetune.kind is FinetuneKind.PREFIX,
+    ),
     ("finetune.dora", lambda _: True, lambda job, _: job.finetune.dora),
     ("activation_offload", lambda _: True, lambda job, _: job.activation_offload),
 )

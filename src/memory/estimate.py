@@ -93,7 +93,8 @@ def peak_allocated(
 
 def _shape(job: Job, micro_batch: Any, seq_len: Any) -> Shape:
     chunks = num_chunks(describe(job.model), job.loss)
-    return Shape.of(micro_batch, seq_len, num_chunks=chunks)
+    length = seq_len + job.finetune.prompt_length
+    return Shape.of(micro_batch, length, num_chunks=chunks)
 
 
 def _larger(left: Any, right: Any) -> Any:

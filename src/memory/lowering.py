@@ -278,6 +278,12 @@ class Lowering(Pieces):
         self.tape.record(summed, [self.copy(weighted, int(weighted.width), upcast=False)])
         return self.cast(summed, source.dtype_bytes)
 
+    def behind_prompt(self, tokens: Value) -> Value:
+        """`cat((prompts.to(dtype), embeddings))`; embeddings that are a leaf are held besides."""
+        if self.regime.embedding_is_leaf:
+            self.tape.keep(tokens)
+        return self.like(tokens)
+
     def embed(self, op: Embed) -> Value:
         """A lookup keeps only its indices; its backward makes a gradient of the whole table.
 
@@ -301,6 +307,8 @@ class Lowering(Pieces):
         plain = self.regime.casts_weights or self.regime.keeps_operands
         transposed = self.regime.whole_logits and not plain
         separate = tokens and self.regime.tied and transposed
+        if tokens and self.regime.finetune.prompt_length:
+            return self.behind_prompt(out)
         if tokens and self.regime.embedding_is_leaf:
             self.tape.keep(out)
             return out

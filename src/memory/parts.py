@@ -15,7 +15,7 @@ from src.memory.sequence_limits import check_sequence_parallel
 from src.memory.size import fixed, per_token
 from src.memory.tape import Terms, merged
 from src.memory.terms import Term
-from src.memory.tuning import check_int8, check_trained_blocks, trains_block
+from src.memory.tuning import check_int8, check_prompt, check_trained_blocks, trains_block
 from src.spec import Checkpointing, Gpu, Job, Layout, Method
 
 INPUT_BYTES_PER_TOKEN = 3 * 8
@@ -62,6 +62,7 @@ def parts_of(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Parts:
     decoder = describe(job.model)
     check_trained_blocks(job.finetune, decoder.num_layers)
     check_int8(job.finetune, decoder.model_type)
+    check_prompt(job.finetune, decoder)
     check_uniform_dtypes(decoder, job, method, layout)
     check_sequence_parallel(decoder, job, layout)
     regime = regime_of(decoder, job, method, layout, gpu)
@@ -83,7 +84,7 @@ def parts_of(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Parts:
     )
     masked = regime_of(decoder, job, method, layout, gpu, masked=True)
     regimes = tuple(
-        masked if window is not None and job.seq_len >= window else regime
+        masked if window is not None and job.model_seq_len >= window else regime
         for window in decoder.windows or (None,) * decoder.num_layers
     )
     blocks, stream = _block_profiles(decoder, regimes, stem)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from src.architecture import Decoder
 from src.architecture.ops import Linear, Op
 from src.errors import UserError
 from src.memory.size import FLOAT_BYTES
@@ -61,6 +62,21 @@ def check_int8(finetune: Finetune, model_type: str) -> None:
             key="finetune.quantization",
             value=finetune.quantization,
             allowed=f"nf4: {model_type} has inputs of four dimensions, int8 products take three",
+        )
+
+
+def check_prompt(finetune: Finetune, decoder: Decoder) -> None:
+    """Refuse prompts where PEFT makes them wider than the embeddings they are put in front of.
+
+    Raises:
+        UserError: the embeddings are projected to another width (opt-350m).
+    """
+    width = decoder.token_embedding.width
+    if finetune.kind is FinetuneKind.PROMPT and width != decoder.hidden_size:
+        raise UserError(
+            key="finetune",
+            value=finetune.kind,
+            allowed=f"not for embeddings of {width} before hidden states of {decoder.hidden_size}",
         )
 
 

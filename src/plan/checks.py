@@ -21,7 +21,7 @@ def check(request: Request, decoder: Decoder) -> tuple[str, ...]:
     job = request.job
     warnings: list[str] = []
     limit = decoder.max_positions
-    if limit is not None and job.seq_len > limit:
+    if limit is not None and job.model_seq_len > limit:
         if decoder.positions is Positions.LEARNED:
             allowed = f"at most {limit}: {job.model.name} has a table of {limit} positions"
             raise UserError(key="seq_len", value=job.seq_len, allowed=allowed)

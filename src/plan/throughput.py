@@ -76,7 +76,7 @@ def tokens_per_second(step: Step, cluster: Cluster, decoder: Decoder) -> float:
 def step_time(step: Step, cluster: Cluster, decoder: Decoder) -> StepTime:
     """The time of one optimizer step on every GPU."""
     job, layout, gpu = step.job, step.layout, step.gpu
-    tokens = step.micro_batch * job.seq_len
+    tokens = step.micro_batch * job.model_seq_len
     forward = forward_flops_per_token(decoder, job) * tokens / layout.tp
     rate = matmul_flops(gpu, job.precision) * MATMUL_EFFICIENCY
     compute = job.grad_accum * forward * _passes(job, decoder) / rate

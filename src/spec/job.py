@@ -96,6 +96,11 @@ class Finetune:
         return self.kind in (FinetuneKind.LORA, FinetuneKind.QLORA)
 
     @property
+    def prompt_length(self) -> int:
+        """Trained tokens in front of every sequence."""
+        return self.num_virtual_tokens if self.kind is FinetuneKind.PROMPT else 0
+
+    @property
     def is_quantized(self) -> bool:
         """Whether the frozen Linears of the blocks are stored by bitsandbytes."""
         return self.kind is FinetuneKind.QLORA
@@ -161,6 +166,11 @@ class Job:
     sequence_parallel: bool = False
     fp32_reduce: bool = False
     zero: ZeroBuffers = field(default_factory=ZeroBuffers)
+
+    @property
+    def model_seq_len(self) -> int:
+        """Tokens of each sequence as the model sees it: a trained prompt is in front of its own."""
+        return self.seq_len + self.finetune.prompt_length
 
     def __post_init__(self) -> None:
         require_positive("seq_len", self.seq_len)

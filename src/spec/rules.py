@@ -107,7 +107,7 @@ def refusal(job: Job, method: Method) -> UserError | None:
 
 def uneven_sequence(job: Job, layout: Layout) -> UserError | None:
     """Why the sequence cannot be split as sequence parallelism does; None where it can."""
-    if not job.sequence_parallel or job.seq_len % layout.tp == 0:
+    if not job.sequence_parallel or job.model_seq_len % layout.tp == 0:
         return None
     allowed = f"a multiple of the tensor-parallel degree {layout.tp} with sequence_parallel=true"
     return UserError(key="seq_len", value=job.seq_len, allowed=allowed)
