@@ -86,12 +86,12 @@ def measure(case: Case) -> Measurement:
     check_measurable(case)
     index = local_rank()
     torch.cuda.set_device(index)
-    case = replace(case, step=replace(case.step, gpu=_this_gpu(case.step.gpu, index)))
+    case = replace(case, step=replace(case.step, gpu=this_gpu(case.step.gpu, index)))
     check(case)
     target = Target(
         device=torch.device("cuda", index),
         statistics=TorchStatistics(index),
-        environment=_environment(index),
+        environment=environment(index),
     )
     return run(case, target)
 
@@ -103,7 +103,7 @@ def visible_gpus() -> list[dict[str, object]]:
         UserError: there is none.
     """
     _require_cuda()
-    return [_environment(index) for index in range(torch.cuda.device_count())]
+    return [environment(index) for index in range(torch.cuda.device_count())]
 
 
 def _require_cuda() -> None:
@@ -137,7 +137,8 @@ def check_measurable(case: Case) -> None:
         )
 
 
-def _this_gpu(gpu: Gpu, index: int) -> Gpu:
+def this_gpu(gpu: Gpu, index: int) -> Gpu:
+    """`gpu` with what torch says of the visible one of that index."""
     found = torch.cuda.get_device_properties(index)
     return replace(
         gpu,
@@ -149,7 +150,8 @@ def _this_gpu(gpu: Gpu, index: int) -> Gpu:
     )
 
 
-def _environment(index: int) -> dict[str, object]:
+def environment(index: int) -> dict[str, object]:
+    """What a row says about the machine, seen from the visible GPU of that index."""
     found = torch.cuda.get_device_properties(index)
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     return {

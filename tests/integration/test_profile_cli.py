@@ -151,3 +151,24 @@ def test_help_and_version(tmp_path: Path) -> None:
     composed = run(tmp_path, "--cfg", "job", "campaign=paper").stdout
     assert "name: paper" in composed
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_of_someones_training_is_logged(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from tests.unit.integrations.test_trainer_callback import Statistics, train\n"
+        "from src.integrations import trainer\n"
+        "machine = trainer.Machine(\n"
+        "    statistics=Statistics(), gpu=trainer.A100_80GB, environment={'gpu': 'A100'})\n"
+        "trainer.this_machine = lambda: machine\n"
+        "train(Path(sys.argv[1]))\n"
+    )
+    made = run(tmp_path, str(tmp_path), program=program)
+    assert made.returncode == 0, made.stderr
+    file, store = tmp_path / "out" / "peakcast.jsonl", f"sqlite:///{tmp_path / 'runs.db'}"
+    done = run(tmp_path, "sync=true", f"out={file}", f"tracking.uri={store}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{file}: 1 of 1 rows were missing\n"
+    (logged,) = runs_of(store, "trainer")[1]
+    assert logged.data.tags["source"] == "measured"
+    assert {"formula_allocated_error", "dry_run_allocated_error"} <= set(logged.data.metrics)
