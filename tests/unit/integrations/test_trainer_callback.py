@@ -306,7 +306,7 @@ def frozen() -> Any:
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1: no case says"),
         ({"model": patched}, "model=model.norm: its forward was replaced"),
         ({"model": with_a_bias}, "a parameter that the case's model and this one do not share"),
-        ({"model": frozen}, "finetune=freeze"),
+        ({"model": frozen}, "a parameter that the case's model and this one do not share"),
         ({"data": samples([8] * 24, position_ids=list(range(8)))}, "batch=position_ids"),
         ({"held": GIB}, "bytes on the GPU before the step that are not this model's"),
         ({"optimizer": torch.optim.Adagrad}, "optimizer=torch.Adagrad"),
