@@ -25,6 +25,7 @@ from src.memory.parts import parts_of
 from src.memory.placement.partitions import pinned_bytes
 from src.memory.placement.zero import ZeroPlacement
 from src.spec import Method, Offload
+from tests import zero_engine
 from tests.transformers_models import with_layers
 
 PAGE = Path(__file__).parents[2] / "docs" / "zero-accuracy.md"
@@ -278,6 +279,8 @@ def test_every_stage_and_setting_is_compared() -> None:
     cases = list(runs())
     assert len({run.label for run in cases}) == len(cases) > 60
     for run in cases:
+        stage = zero_engine.config_of(run.case)["zero_optimization"]["stage"]
+        assert run.case.step.method.value == f"zero{stage}"
         peaks = by_window(formula_peaks(estimate_step(run.case.step)))
         assert min(peaks.values()) > 0
     assert set(WINDOWS["blocks"]) > {
