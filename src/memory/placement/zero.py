@@ -312,7 +312,11 @@ class ZeroPlacement(Placement):
         return self.job.grad_accum > 1 and not on_host
 
     def steps(self) -> tuple[Terms, ...]:
-        """The norm; the run's gradients joined and in fp32 beside their sources; the optimizer."""
+        """The norm; the run's gradients joined and in fp32 beside their sources; the optimizer.
+
+        The sources are one buffer for all parameter groups, which goes with the last one: beside
+        the Trainer's matrices, with weight decay, its vectors keep it.
+        """
         kept = {Term.GRADIENTS: fixed(self.owned_gradients)}
         if self.offloads:
             return (kept,)
@@ -326,6 +330,8 @@ class ZeroPlacement(Placement):
         step = {Term.OPTIMIZER_TEMPORARIES: fixed(fp32 + own)}
         if self.is_compact:
             return norm, step
+        if self.regime.trains_weights:
+            step = {**kept, **step}
         joined = fp32
         if self.model_bytes != FLOAT_BYTES and any(len(share.sizes) > 1 for share in self.shares):
             joined += self.model_bytes * self.partition

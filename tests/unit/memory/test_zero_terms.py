@@ -143,12 +143,17 @@ def test_before_the_optimizer_gradients_are_there_three_times(method: Method) ->
     assert found[Term.GRADIENTS] + found[Term.OPTIMIZER_TEMPORARIES] == max(norm, joined)
 
 
-def test_foreach_adamw_then_runs_beside_the_fp32_gradient_alone() -> None:
-    three = [sum(one[term].fixed for term in one) for one in placement(Method.ZERO2).steps()]
-    assert three[-1] == 4 * T // 4
-    adamw = placement(Method.ZERO2, optimizer=Optimizer.ADAMW).steps()[-1]
-    assert adamw == {Term.OPTIMIZER_TEMPORARIES: adamw[Term.OPTIMIZER_TEMPORARIES]}
-    assert adamw[Term.OPTIMIZER_TEMPORARIES].fixed == 8 * T // 4
+def test_foreach_adamw_runs_beside_all_gradients_while_a_second_group_waits() -> None:
+    fullest = 2 * max(share.whole for share in shares(DECODER, Finetune(), 4))
+    fused, foreach = (
+        placement(Method.ZERO2, optimizer=optimizer).steps()[-1]
+        for optimizer in (Optimizer.ADAMW_FUSED, Optimizer.ADAMW)
+    )
+    assert fused[Term.GRADIENTS].fixed == foreach[Term.GRADIENTS].fixed == fullest
+    assert fused[Term.OPTIMIZER_TEMPORARIES].fixed == 4 * T // 4
+    assert foreach[Term.OPTIMIZER_TEMPORARIES].fixed == 8 * T // 4
+    adapters = placement(Method.ZERO2, finetune=LORA, optimizer=Optimizer.ADAMW).steps()[-1]
+    assert set(adapters) == {Term.OPTIMIZER_TEMPORARIES}
 
 
 def test_fp32_gradients_of_stage_two_are_a_flat_partition() -> None:
