@@ -29,8 +29,8 @@ from torch import nn
 from torch.utils._pytree import tree_iter
 
 from src.measure.blocks import find_blocks
-from src.measure.build import add_lora, build_model, enable_checkpointing
 from src.measure.case import Case, parse_case
+from src.measure.dry_run import build
 from src.measure.events import Instant, Owner
 from src.measure.ledger import rounded
 from src.measure.optimizers import build_optimizer
@@ -310,10 +310,7 @@ def run(case: Case, rank: int) -> dict[str, Any]:
     with warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore")
         stack.enter_context(device.libraries())
-        model = build_model(job, case.loop)
-        enable_checkpointing(model, job, case.loop)
-        if job.finetune.is_lora:
-            model = add_lora(model, job, case.loop)
+        model, _ = build(case, whole=True)
         recorder = EngineRecorder(gpu, host, stack.enter_context(device.running()))
         stack.enter_context(engine_world(recorder, step.layout.num_gpus, rank))
         blocks = find_blocks(model)

@@ -25,6 +25,7 @@ from src.memory.parts import parts_of
 from src.memory.placement.partitions import pinned_bytes
 from src.memory.placement.zero import ZeroPlacement
 from src.spec import Method, Offload
+from tests import zero_engine
 from tests.transformers_models import with_layers
 
 PAGE = Path(__file__).parents[2] / "docs" / "zero-accuracy.md"
@@ -56,7 +57,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "adamw-fused": {"optimizer": "adamw-fused"},
     "adamw-loop": {"optimizer": "adamw-loop"},
     "sgd": {"optimizer": "sgd"},
-    "trainer's two groups": {"loop": {}},
+    "one parameter group": {"loop": {"trainer_groups": False}},
     "reduce_bucket_size=5e7": SMALL_BUCKET,
     "fp32_gradients": FP32_GRADIENTS,
     "fp32_reduce": {"fp32_reduce": True},
@@ -98,7 +99,6 @@ def raw_case(model: str, method: str, *, gpus: int = 4, blocks: int = 4, **keys:
         "optimizer": "adamw",
         "method": method,
         "layout": {"dp": gpus, "shard": gpus},
-        "loop": {"trainer_groups": False},
         **keys,
     }
 
@@ -237,8 +237,9 @@ def page(rows: list[Compared]) -> str:
         "kernels, every storage followed on GPU and host; no GPU and no network is involved. Peaks",
         "of allocated bytes of a step like all that follow, on the rank whose run keeps most,",
         "micro batch 1 and 512 tokens, models cut to four blocks where no number is given. Usual:",
-        "bf16, foreach AdamW, full checkpointing, 4 GPUs, one parameter group, DeepSpeed's buffer",
-        "sizes. Written by `pytest -m slow tests/integration/test_zero_against_deepspeed.py`.",
+        "bf16, foreach AdamW, full checkpointing, 4 GPUs, the Trainer's two parameter groups and",
+        "DeepSpeed's buffer sizes. Written by",
+        "`pytest -m slow tests/integration/test_zero_against_deepspeed.py`.",
         "",
         f"{len(rows)} cases: median error {statistics.median(errors):.2%}, worst "
         f"{max(rows, key=lambda row: abs(row.error)).error:+.2%}; the same window in {same}. "
@@ -278,6 +279,8 @@ def test_every_stage_and_setting_is_compared() -> None:
     cases = list(runs())
     assert len({run.label for run in cases}) == len(cases) > 60
     for run in cases:
+        stage = zero_engine.config_of(run.case)["zero_optimization"]["stage"]
+        assert run.case.step.method.value == f"zero{stage}"
         peaks = by_window(formula_peaks(estimate_step(run.case.step)))
         assert min(peaks.values()) > 0
     assert set(WINDOWS["blocks"]) > {

@@ -62,17 +62,18 @@ class Share:
 
     Attributes:
         elements: of the run, padding included.
-        whole: elements of all tensors that reach into the run, each whole.
+        sizes: elements of each tensor that reaches into the run, whole.
         largest: elements of the largest piece of a tensor.
-        largest_whole: elements of the largest tensor that reaches into it.
-        pieces: how many tensors reach into it.
     """
 
     elements: int
-    whole: int
+    sizes: tuple[int, ...]
     largest: int
-    largest_whole: int
-    pieces: int
+
+    @property
+    def whole(self) -> int:
+        """Elements of all tensors that reach into the run, each whole."""
+        return sum(self.sizes)
 
 
 @lru_cache(maxsize=256)
@@ -91,10 +92,8 @@ def shares(decoder: Decoder, finetune: Finetune, ranks: int) -> tuple[Share, ...
     return tuple(
         Share(
             elements=run,
-            whole=sum(numel for numel, _ in of_rank),
+            sizes=tuple(numel for numel, _ in of_rank),
             largest=max((inside for _, inside in of_rank), default=0),
-            largest_whole=max((numel for numel, _ in of_rank), default=0),
-            pieces=len(of_rank),
         )
         for of_rank in pieces
     )

@@ -140,16 +140,18 @@ class ZeroPlacement(Placement):
     def host(self) -> Size:
         """Page-locked: fp32 partition and gradient, weights on their way back, one tensor's buffer.
 
-        Between micro steps also the gradients of the tensors that reach into the partition. The
-        states are pageable.
+        Stage 2 keeps between micro steps also the gradients of the tensors that reach into the
+        partition. The states are pageable.
         """
         p, t = self.model_bytes, self.partition
         if not self.offloads:
             return fixed(0)
         pinned = [FLOAT_BYTES * t, FLOAT_BYTES * t, p * t, p * self.largest]
         total = sum(map(pinned_bytes, pinned)) + self.optimizer_states()
-        if self.job.grad_accum > 1 and not self.is_compact:
-            total += pinned_bytes(p * max(share.whole for share in self.shares))
+        if self.stage == 2 and self.job.grad_accum > 1 and not self.is_compact:
+            total += max(
+                sum(pinned_bytes(p * numel) for numel in share.sizes) for share in self.shares
+            )
         return fixed(total)
 
     def load(self) -> Terms:
@@ -169,8 +171,8 @@ class ZeroPlacement(Placement):
 
     def backward_buffers(self) -> Terms:
         """The bucket, allocated whole, however small the model: `p b`, in stage 1 `g b`."""
-        bytes_ = self.waiting_bytes if self.stage == 1 else self.model_bytes
-        return {Term.COMMUNICATION_BUFFERS: fixed(self.job.zero.reduce_bucket_size * bytes_)}
+        bytes_ = self.job.zero.reduce_bucket_size * self._own_bytes
+        return {Term.COMMUNICATION_BUFFERS: fixed(bytes_)}
 
     def kept_gradients(self, part: Counts) -> float:
         """Stage 1: `g` per element. Stage 2: see `reduced_gradients`."""
@@ -244,11 +246,19 @@ class ZeroPlacement(Placement):
 
         A tensor larger than the bucket keeps its own gradient meanwhile.
         """
-        held = self.waiting_bytes if self.stage == 1 else self.model_bytes
+        held = self._own_bytes
         split = one.owners > 1 or (self.is_compact and one.tensors > 1)
         copies = held * split + (self.reduced_bytes if self.reduced_bytes != held else 0)
-        own = held if one.elements > self.job.zero.reduce_bucket_size else 0
-        return one.elements * (copies + own)
+        return one.elements * (copies + (held if self._is_oversized(one) else 0))
+
+    @property
+    def _own_bytes(self) -> int:
+        """Per element of a gradient on its way to be reduced."""
+        return self.waiting_bytes if self.stage == 1 else self.model_bytes
+
+    def _is_oversized(self, one: Reduction) -> bool:
+        """Whether it is a tensor that does not fit into the bucket."""
+        return one.elements > self.job.zero.reduce_bucket_size
 
     @property
     def added_bytes(self) -> int:
@@ -270,11 +280,12 @@ class ZeroPlacement(Placement):
             Term.GRADIENTS: fixed(kept),
             Term.COMMUNICATION_BUFFERS: fixed(self.reduction_bytes(last) + self.added_bytes),
         }
-        return merged(waiting, during), merged(waiting, self._moved())
+        return merged(waiting, during), merged(waiting, self._moved(last))
 
-    def _moved(self) -> Terms:
+    def _moved(self, one: Reduction) -> Terms:
         """Gradients of the run copied out of the bucket; offloaded: one in fp64 for its norm."""
-        terms = {Term.GRADIENTS: fixed(self.owned_gradients)}
+        own = self._own_bytes * one.elements if self._is_oversized(one) else 0
+        terms = {Term.GRADIENTS: fixed(self.owned_gradients + own)}
         if self.offloads:
             norm = NORM_BYTES * max(share.largest for share in self.shares)
             terms[Term.OPTIMIZER_TEMPORARIES] = fixed(norm)
@@ -291,7 +302,7 @@ class ZeroPlacement(Placement):
                 Term.COMMUNICATION_BUFFERS: fixed(self.reduction_bytes(one) + self.added_bytes),
             }
             kept = self.owned_gradients
-            found += [during, merged({Term.GRADIENTS: fixed(left)}, self._moved())]
+            found += [during, merged({Term.GRADIENTS: fixed(left)}, self._moved(one))]
         return (max(found, key=lambda terms: sum(size.fixed for size in terms.values())),)
 
     @property
@@ -301,18 +312,27 @@ class ZeroPlacement(Placement):
         return self.job.grad_accum > 1 and not on_host
 
     def steps(self) -> tuple[Terms, ...]:
-        """The norm; the run's gradients joined and in fp32 beside their sources; the optimizer."""
+        """The norm; the run's gradients joined and in fp32 beside their sources; the optimizer.
+
+        The sources are one buffer for all parameter groups, which goes with the last one: beside
+        the Trainer's matrices, with weight decay, its vectors keep it.
+        """
         kept = {Term.GRADIENTS: fixed(self.owned_gradients)}
         if self.offloads:
             return (kept,)
-        norms = (NORM_BYTES * share.largest for share in self.shares)
-        norm = {**kept, Term.OPTIMIZER_TEMPORARIES: fixed(max(norms))}
+        most = max(self.shares, key=lambda one: self._owned([one]) + NORM_BYTES * one.largest)
+        norm = {
+            Term.GRADIENTS: fixed(self._owned([most])),
+            Term.OPTIMIZER_TEMPORARIES: fixed(NORM_BYTES * most.largest),
+        }
         fp32 = FLOAT_BYTES * self.partition
         own = temporary_bytes(self.job.optimizer, self.kept_tensors(), FLOAT_BYTES)
         step = {Term.OPTIMIZER_TEMPORARIES: fixed(fp32 + own)}
         if self.is_compact:
             return norm, step
+        if self.regime.trains_weights:
+            step = {**kept, **step}
         joined = fp32
-        if self.model_bytes != FLOAT_BYTES and any(share.pieces > 1 for share in self.shares):
+        if self.model_bytes != FLOAT_BYTES and any(len(share.sizes) > 1 for share in self.shares):
             joined += self.model_bytes * self.partition
         return norm, {**kept, Term.OPTIMIZER_TEMPORARIES: fixed(joined)}, step

@@ -151,7 +151,7 @@ class Zero3Placement(ZeroPlacement):
         c, p, g = self.reduced_bytes, self.model_bytes, self.accumulated_bytes
         joined = one.tensors > 1 or bool(one.elements % self.layout.shard)
         bytes_ = c * joined + (g / self.layout.shard if c != g else 0)
-        if one.elements > self.job.zero.reduce_bucket_size:
+        if self._is_oversized(one):
             bytes_ += p + (c if c != p else 0)
         return one.elements * bytes_
 
