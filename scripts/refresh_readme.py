@@ -24,6 +24,7 @@ PICTURE_ARGUMENTS = (
     "precision=fp16-mixed",
     "micro_batch=16",
     "method=[ddp,zero2,fsdp,tp]",
+    "estimator=formula",
     "plot=docs/ledger.png",
 )
 _HELP_LINE = re.compile(r"^  ([a-z_.0-9]+) +(.*?)(?: \[((?:[^\[\]]|\[\])*)\])?$")

@@ -123,8 +123,7 @@ def _compare(request: Request, estimator: Estimator, kind: EstimatorKind) -> Rep
 
 def _by_formula(request: Request, champion: Path) -> Report:
     """The formula's report, corrected unless the formula alone was asked for."""
-    is_auto = request.estimator is EstimatorKind.AUTO
-    if request.estimator is EstimatorKind.FORMULA or (is_auto and not champion.exists()):
+    if request.estimator is EstimatorKind.FORMULA:
         return _compare(request, estimate_step, EstimatorKind.FORMULA)
     calibrated, lack = load_calibrated(champion)
     if calibrated is None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from src.architecture import describe
 from src.config import zoo
 from src.config.command import emit, warn
 from src.config.gpu import load_gpu
@@ -227,6 +228,9 @@ def _step(
         gpu=load_gpu(sku),
         micro_batch=_number(line, "micro_batch_per_gpu"),
     )
+    if loss is Loss.STANDARD_4X and finetune.is_quantized and describe(model).has_experts:
+        allowed = "experts were Linears then, which bitsandbytes quantises; now they are stacked"
+        raise _refusal("framework", f"transformers {versions['transformers']}", allowed)
     if loss is Loss.STANDARD_4X:
         loop |= {"reentrant_checkpointing": True, "attention_mask_input": True, "use_cache": True}
     if "milabench" in line["framework"]:

@@ -65,11 +65,13 @@ def score_words(score: Score) -> tuple[str, ...]:
 def bound_words(result: LevelResult) -> str:
     """The upper bound of a level in a line."""
     bound = result.bound
-    if not result.scores:
+    if not result.is_judged:
         return f"{result.level}: {result.kind.value}, not judged ({result.reason})"
     if not bound.is_finite:
         return f"{result.level}: {bound.rows} rows are too few for an upper bound"
-    held = "" if bound.held is None else f"; bounds unseen by a family held for {bound.held:.1%}"
+    held = ""
+    if bound.tried:
+        held = f"; a bound from other families held for {bound.held} of {bound.tried} rows"
     return f"{result.level}: upper bound {bound.margin:+.2%} from {bound.rows} rows{held}"
 
 

@@ -12,15 +12,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from src.architecture.losses import UPCASTS_4X, Upcast4x
 from src.errors import NotCoveredError, UserError
 from src.memory import Estimate, estimate_step
 from src.record import LEVELS, Outcome, Row, Source
 from src.residual.facts import Array, Facts, Table, facts_of
-from src.spec import Step
+from src.spec import Loss, Step
 
 MOST_OFF = log(3.0)
 """A row whose bytes are further from the formula than this factor is of another unit, or of another
 step than it says."""
+
+OTHER_FSDP = (
+    "FSDP1 keeps the inputs of frozen units to the end of the backward pass, fully_shard does not"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +38,9 @@ class Sample:
         family: `model_type` of the model.
         method, gpu: values by which rows are left out.
         facts: what a correction sees.
-        measured: level -> bytes, of the levels that are compared; empty after an OOM.
-        allocated: measured allocated bytes, whether they are compared or not; None if not known.
+        measured: level -> bytes that estimates are compared with; empty after an OOM.
+        stated: level -> bytes, compared or not: what lies beyond measured allocated bytes can be
+            learned from a step that is none of the formula's.
         is_oom: whether the step did not fit.
         versions: library -> version.
         url: where it was published.
@@ -47,7 +53,7 @@ class Sample:
     gpu: str
     facts: Facts
     measured: Mapping[str, int]
-    allocated: int | None
+    stated: Mapping[str, int]
     is_oom: bool
     versions: Mapping[str, str]
     url: str | None
@@ -83,12 +89,10 @@ class Dataset:
         """The facts of all samples."""
         return Table.of([sample.facts for sample in self.samples])
 
-    @cached_property
-    def allocated(self) -> Array:
-        """Measured allocated bytes, NaN where they are not known; of shape (n,)."""
+    def stated(self, level: str) -> Array:
+        """Measured bytes at a level, NaN where they are not known; of shape (n,)."""
         return np.array(
-            [np.nan if one.allocated is None else one.allocated for one in self.samples],
-            dtype=np.float64,
+            [sample.stated.get(level, np.nan) for sample in self.samples], dtype=np.float64
         )
 
     def measured(self, level: str) -> Array:
@@ -196,7 +200,13 @@ def _sample(
     """The joined row, and why a level of it is not compared."""
     facts = facts_of(step, estimator(step))
     is_oom = row.outcome is Outcome.OOM
-    measured = {} if is_oom else dict(row.peak_bytes)
+    stated = {} if is_oom else dict(row.peak_bytes)
+    _check_loop(row, step)
+    measured, left_out = stated, []
+    if _is_other_fsdp(row.case, step):
+        measured, left_out = {}, [f"not compared, its slack is learned from: {OTHER_FSDP}"]
+        if "allocated" not in stated:
+            raise UserError(key="row", value=row.row_id, allowed=OTHER_FSDP)
     for level, size in measured.items():
         ratio = size / getattr(facts.formula, level)
         if abs(log(ratio)) > MOST_OFF:
@@ -205,12 +215,6 @@ def _sample(
                 "unit, or another step than the case says"
             )
             raise UserError(key="row", value=row.row_id, allowed=reason)
-    left_out = []
-    if _is_other_fsdp(row.case, step) and measured.pop("allocated", None) is not None:
-        left_out.append(
-            "allocated is not compared: FSDP1 keeps the inputs of frozen units to the end of the "
-            "backward pass, fully_shard does not"
-        )
     sample = Sample(
         row_id=row.row_id,
         source=row.source,
@@ -219,7 +223,7 @@ def _sample(
         gpu=step.gpu.sku,
         facts=facts,
         measured=measured,
-        allocated=None if is_oom else row.peak_bytes.get("allocated"),
+        stated=stated,
         is_oom=is_oom,
         versions=row.versions,
         url=row.provenance.url,
@@ -229,4 +233,20 @@ def _sample(
 
 def _is_other_fsdp(case: Mapping[str, Any], step: Step) -> bool:
     loop = case.get("loop") or {}
-    return bool(loop.get("fsdp1")) and step.job.finetune.is_lora
+    return bool(loop.get("fsdp1")) and not step.job.finetune.trains_everything
+
+
+def _check_loop(row: Row, step: Step) -> None:
+    """Refuse a loop whose logits are others than the formula's.
+
+    Raises:
+        UserError: says why.
+    """
+    loop, job = row.case.get("loop") or {}, step.job
+    is_half = UPCASTS_4X.get(job.model.model_type) is Upcast4x.NONE
+    if loop.get("autocast_half_weights") and job.loss is Loss.STANDARD_4X and is_half:
+        allowed = (
+            "autocast over half-precision weights turns logits to fp32 that this family leaves as "
+            "they are, and no precision says so"
+        )
+        raise UserError(key="row", value=row.row_id, allowed=allowed)

@@ -119,13 +119,14 @@ class Bound:
     Attributes:
         log_margin: added to the logarithm of the estimate; infinity: there is none.
         rows: the scores it rests on.
-        held: the share of left-out rows that lay below a bound which had not seen their family;
-            None where there was none.
+        tried: rows that could be held against a bound from 19 or more of other families' scores.
+        held: how many of those lay below it.
     """
 
     log_margin: float
     rows: int
-    held: float | None
+    tried: int
+    held: int
 
     @property
     def is_finite(self) -> bool:
@@ -157,7 +158,8 @@ def bound(errors: Array, families: Sequence[str], coverage: float) -> Bound:
     return Bound(
         log_margin=log_margin(scores, coverage),
         rows=len(scores),
-        held=sum(held) / len(held) if held else None,
+        tried=len(held),
+        held=sum(held),
     )
 
 

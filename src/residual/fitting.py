@@ -22,7 +22,8 @@ class LevelRows:
     Attributes:
         level: the level.
         table: the facts of all rows, those that state no peak too.
-        measured: bytes at the level, NaN where they are not known.
+        measured: bytes at the level that estimates are compared with, NaN where there are none.
+        stated: the same where nothing is compared but slack can be learned from, too.
         allocated: what the correction may take as allocated bytes: measured where that is known.
         estimated: what it will be given when it answers: the formula's, corrected.
     """
@@ -30,6 +31,7 @@ class LevelRows:
     level: str
     table: Table
     measured: Array
+    stated: Array
     allocated: Array
     estimated: Array
 
@@ -53,12 +55,12 @@ def fit(kind: Kind, rows: LevelRows, train: Mask, options: Options) -> Corrector
         train: of shape (n,); at least one row that was measured.
         options: how.
     """
+    if kind is Kind.ALLOCATOR:
+        known = train & ~np.isnan(rows.stated)
+        facts, allocated = rows.table.take(known), rows.allocated[known]
+        return Allocator.fit(facts, allocated, rows.stated[known], level=rows.level)
     chosen = train & rows.is_known
-    table, measured, allocated = (
-        rows.table.take(chosen),
-        rows.measured[chosen],
-        rows.allocated[chosen],
-    )
+    table, measured = rows.table.take(chosen), rows.measured[chosen]
     log_ratios = np.log(measured / table.formula[rows.level])
     match kind:
         case Kind.FORMULA:
@@ -69,8 +71,7 @@ def fit(kind: Kind, rows: LevelRows, train: Mask, options: Options) -> Corrector
             return Ridge.fit(table.features, log_ratios, penalty=options.ridge_penalty)
         case Kind.TREES:
             return fit_trees(table, log_ratios, level=rows.level, base=None, options=options.trees)
-    allocator = Allocator.fit(table, allocated, measured, level=rows.level)
-    if kind is Kind.ALLOCATOR:
-        return allocator
-    rest = log_ratios - allocator.log_ratio(table, allocated)
+    allocator = fit(Kind.ALLOCATOR, rows, train, options)
+    assert isinstance(allocator, Allocator)
+    rest = log_ratios - allocator.log_ratio(table, rows.allocated[chosen])
     return fit_trees(table, rest, level=rows.level, base=allocator, options=options.trees)

@@ -38,7 +38,7 @@ def decide(
     The champion's kinds of correction are fitted again to those of its rows that the dataset has,
     each family left out in turn, so that neither side has seen what it is judged by.
     """
-    fitted = {level: one for level, one in training.levels.items() if one.scores}
+    fitted = {level: one for level, one in training.levels.items() if one.is_judged}
     reasons = [f"{level}: {one.kind.value} ({one.reason})" for level, one in fitted.items()]
     if not fitted:
         return Decision(is_better=False, reasons=("no level has rows enough",))
@@ -71,6 +71,7 @@ def _means(
             level=level,
             table=dataset.table,
             measured=dataset.measured(level),
+            stated=dataset.stated(level),
             allocated=known,
             estimated=estimated,
         )
@@ -80,8 +81,9 @@ def _means(
         ratios = np.where(np.isnan(ratios), as_it_is, ratios)
         if level == "allocated":
             estimated = estimated * np.exp(ratios)
-            known = np.where(np.isnan(dataset.allocated), estimated, dataset.allocated)
-        if result.scores:
+            stated = dataset.stated("allocated")
+            known = np.where(np.isnan(stated), estimated, stated)
+        if result.is_judged:
             mine[level] = float(np.nanmean(np.abs(result.errors)))
             theirs[level] = float(np.nanmean(np.abs(rows.error(ratios))))
     return mine, theirs

@@ -43,7 +43,8 @@ class LevelResult:
         level: the level.
         kind: the correction that was kept.
         corrector: fitted to all rows.
-        scores: group -> kind -> errors on rows left out; empty where the level was not fitted.
+        is_judged: whether there were rows enough to fit anything.
+        scores: group -> kind -> errors on rows left out; the formula's alone where not judged.
         bound: the upper bound.
         log_ratios: log(corrected / formula) with families left out, of shape (n,).
         errors: log(estimated / measured) of those, NaN where nothing was measured; of shape (n,).
@@ -53,6 +54,7 @@ class LevelResult:
     level: str
     kind: Kind
     corrector: Corrector
+    is_judged: bool
     scores: Mapping[str, Mapping[Kind, Score]]
     bound: Bound
     log_ratios: Array
@@ -106,13 +108,15 @@ def train(dataset: Dataset, options: Options, origin: Origin) -> Training:
             level=level,
             table=dataset.table,
             measured=dataset.measured(level),
+            stated=dataset.stated(level),
             allocated=known,
             estimated=estimated,
         )
         levels[level] = _level(rows, dataset, options)
         if level == "allocated":
             estimated = formula * np.exp(np.nan_to_num(levels[level].log_ratios))
-            known = np.where(np.isnan(dataset.allocated), estimated, dataset.allocated)
+            stated = dataset.stated("allocated")
+            known = np.where(np.isnan(stated), estimated, stated)
     levels["reserved"] = _from_device(levels["reserved"], levels["device"])
     champion = Champion(
         levels={level: LevelModel.of(one.corrector, one.bound) for level, one in levels.items()},
@@ -126,7 +130,7 @@ def train(dataset: Dataset, options: Options, origin: Origin) -> Training:
 def _from_device(reserved: LevelResult, device: LevelResult) -> LevelResult:
     """What the allocator holds as the device level tells it, where no rows state it."""
     allocator = device.corrector.base if isinstance(device.corrector, Trees) else device.corrector
-    if reserved.scores or not isinstance(allocator, Allocator):
+    if reserved.is_judged or not isinstance(allocator, Allocator):
         return reserved
     return replace(
         reserved,
@@ -142,7 +146,7 @@ def _metrics(result: LevelResult) -> dict[str, Any]:
         "kind": result.kind.value,
         "reason": result.reason,
         "scores": {group: to_table(scores) for group, scores in result.scores.items()},
-        "bound_held": result.bound.held,
+        "bound": {"tried": result.bound.tried, "held": result.bound.held},
         "errors": [round(float(error), 6) for error in np.sort(result.errors[known])],
     }
 
@@ -173,6 +177,7 @@ def _level(rows: LevelRows, dataset: Dataset, options: Options) -> LevelResult:
         level=rows.level,
         kind=kind,
         corrector=fit(kind, rows, np.ones(len(families), dtype=np.bool_), options),
+        is_judged=True,
         scores=scores,
         bound=bound(errors, families.tolist(), options.coverage),
         log_ratios=ratios["family"][kind],
@@ -185,14 +190,17 @@ def _formula_only(
     rows: LevelRows, families: Array, options: Options, num_rows: int, num_families: int
 ) -> LevelResult:
     none = np.zeros(len(families))
+    errors = rows.error(none)
+    scores = {"family": {Kind.FORMULA: _score(errors, families.tolist())}} if num_rows else {}
     return LevelResult(
         level=rows.level,
         kind=Kind.FORMULA,
         corrector=Constant(),
-        scores={},
-        bound=Bound(log_margin=inf, rows=num_rows, held=None),
+        is_judged=False,
+        scores=scores,
+        bound=Bound(log_margin=inf, rows=num_rows, tried=0, held=0),
         log_ratios=none,
-        errors=rows.error(none),
+        errors=errors,
         reason=f"{num_rows} rows of {num_families} families: {options.min_rows} rows of "
         f"{options.min_families} families are needed",
     )

@@ -142,7 +142,6 @@ def flat_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     for level, of_level in metrics.items():
         score = of_level["scores"].get("family", {}).get(of_level["kind"], {})
         found |= {f"{level}_{name}": float(value) for name, value in score.items()}
-        if of_level["bound_held"] is not None:
-            found[f"{level}_bound_held"] = float(of_level["bound_held"])
+        found |= {f"{level}_bound_{name}": float(n) for name, n in of_level["bound"].items()}
     assert json.dumps(found, allow_nan=False)
     return found

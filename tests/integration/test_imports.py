@@ -94,9 +94,9 @@ for name in {names!r}:
         "import src.estimate",
         "import src.memory, src.plan",
         "from src.estimate import estimate\n"
-        "estimate(model='opt-125m', gpus=1, gpu='a100-80gb', micro_batch=1)",
+        "estimate(model='opt-125m', gpus=1, gpu='a100-80gb', micro_batch=1, estimator='formula')",
         "from src.estimate import run\n"
-        "run(['model=opt-125m', 'gpus=2', 'gpu=a100-80gb', 'format=json'])",
+        "run(['model=opt-125m', 'gpus=2', 'gpu=a100-80gb', 'format=json', 'estimator=formula'])",
         "from src.estimate import run\nrun(['list=gpus'])",
     ],
 )

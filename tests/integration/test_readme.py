@@ -147,7 +147,8 @@ def test_the_hand_arithmetic_adds_up(heading: str) -> None:
 
 
 def test_the_hand_ledger_is_the_tools() -> None:
-    report = estimate(model="opt-1.3b", gpus=4, gpu="a100-80gb", method="ddp", micro_batch=4)
+    asked = {"gpus": 4, "gpu": "a100-80gb", "method": "ddp", "micro_batch": 4}
+    report = estimate(model="opt-1.3b", estimator="formula", **asked)
     (method,) = report.methods
     assert hand_table("part")["P"][1] == report.model.num_parameters
     for instant in ("first_block_backward", "forward_end"):

@@ -198,3 +198,13 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="import="):
         read_published(binary)
+
+
+def test_experts_that_were_quantised_then_are_refused(tmp_path: Path) -> None:
+    words = "qlora nf4 r16 alpha16 dropout0.1 q,k,v,o (no double quant stated)"
+    mixture = {"model_id": "mistralai/Mixtral-8x7B-Instruct-v0.1", "finetune": words}
+    found = read_published(table(tmp_path, LINE | mixture))
+    assert not found.rows
+    assert "now they are stacked" in found.refused[0].reason
+    plain = only_row(tmp_path, model_id=mixture["model_id"])
+    assert plain.case["model"]["name"] == "mixtral-8x7b"

@@ -15,6 +15,7 @@ from tests.calibration_rows import dataset_of, rows_of, step_of, steps, with_pea
 
 ROWS = rows_of(steps(4))
 FIRST = ROWS[0]
+ROWS_OF_MANY = rows_of(steps(60))
 
 
 def reason_of(row: Row) -> str:
@@ -90,10 +91,10 @@ def test_out_of_memory_states_no_peak_but_is_kept() -> None:
     dataset = dataset_of([row])
     assert dataset.is_oom.tolist() == [True]
     assert np.isnan(dataset.measured("allocated")).all()
-    assert np.isnan(dataset.allocated).all()
+    assert np.isnan(dataset.stated("allocated")).all()
 
 
-def test_fsdp1_with_frozen_weights_is_not_compared_at_allocated() -> None:
+def test_fsdp1_with_frozen_weights_is_not_compared_but_learned_from() -> None:
     some = next(
         row
         for row in rows_of(steps(60))
@@ -101,10 +102,11 @@ def test_fsdp1_with_frozen_weights_is_not_compared_at_allocated() -> None:
     )
     row = replace(some, case={**some.case, "loop": {"fsdp1": True}})
     dataset = dataset_of([row])
-    assert np.isnan(dataset.measured("allocated")).all()
-    assert dataset.allocated.tolist() == [row.peak_bytes["allocated"]]
-    assert dataset.measured("device").tolist() == [row.peak_bytes["device"]]
+    for level, size in row.peak_bytes.items():
+        assert np.isnan(dataset.measured(level)).all()
+        assert dataset.stated(level).tolist() == [size]
     assert "FSDP1" in dataset.refused[0].reason
+    assert "FSDP1" in reason_of(replace(row, peak_bytes={"device": row.peak_bytes["device"]}))
 
 
 def test_the_order_of_the_rows_changes_nothing() -> None:
@@ -123,3 +125,10 @@ def test_features_are_finite_numbers_without_names() -> None:
     total = sum(table.column(f"{part}_share") for part in parts)
     assert np.allclose(total, 1.0, atol=1e-6)
     assert {"unshared_share", "loss_block_share", "outside_share"} <= set(shares)
+
+
+def test_autocast_over_half_weights_is_refused_where_it_changes_the_logits() -> None:
+    some = next(row for row in ROWS_OF_MANY if row.case["model"]["config"]["model_type"] == "opt")
+    loop = {"autocast_half_weights": True}
+    row = replace(some, case={**some.case, "loop": loop, "loss": "standard-4x"})
+    assert "turns logits to fp32" in reason_of(row)

@@ -74,7 +74,7 @@ def test_rows_of_a_new_gpu_move_it(champion: Champion) -> None:
 
 def test_too_few_rows_of_every_level_move_nothing(plain: Training) -> None:
     empty = replace(
-        plain, levels={level: replace(one, scores={}) for level, one in plain.levels.items()}
+        plain, levels={level: replace(one, is_judged=False) for level, one in plain.levels.items()}
     )
     assert decide(DATASET, empty, None, OPTIONS).reasons == ("no level has rows enough",)
 
