@@ -71,10 +71,29 @@ def attention_module(block: nn.Module) -> Any:
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`forward` in a checkpoint whose inputs are those that a gradient flows into.
+
+    Masks and tables, which all blocks share, are not its own to save.
+    """
+
     @wraps(forward)
     def again(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        moved = {key: value for key, value in given.items() if _needs_gradient(value)}
+        rest = {key: value for key, value in given.items() if key not in moved}
+        keys, count = tuple(moved), len(args)
+
+        def run(*inputs: torch.Tensor) -> Any:
+            every = rest | dict(zip(keys, inputs, strict=True))
+            named = {key: value for key, value in every.items() if isinstance(key, str)}
+            return forward(*(every[index] for index in range(count)), **named)
+
+        return checkpoint(run, *moved.values(), use_reentrant=False, preserve_rng_state=False)
 
     return again
+
+
+def _needs_gradient(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad

@@ -9,7 +9,6 @@ from src.spec import Job, Method, Offload, refusal
 
 _GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]], ...] = (
     ("offload", lambda job: job.offload, lambda job, _: job.offload is not Offload.NONE),
-    ("activation_offload", lambda _: True, lambda job, _: job.activation_offload),
 )
 """(key, its value, whether the dry run lacks it)."""
 

@@ -12,12 +12,14 @@ import os
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 
 from src.errors import UserError
 from src.measure.assumptions import eager_instead
@@ -270,6 +272,7 @@ def _prepare(
         clip=clipping([local_tensor(p) for p in trainable], loop.max_grad_norm),
         gradients=LocalGradients(trainable),
         loop=loop,
+        saving=partial(save_on_cpu, pin_memory=True) if job.activation_offload else nullcontext,
         grad_accum=job.grad_accum,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -120,6 +121,7 @@ def _prepare(
         clip=clipping([local_tensor(p) for p in trainable], loop.max_grad_norm),
         gradients=LocalGradients(trainable),
         loop=loop,
+        saving=device.saved_on_host if job.activation_offload else nullcontext,
         grad_accum=job.grad_accum,
     )
 
@@ -185,7 +187,12 @@ def _simulate(case: Case, *, whole: bool) -> DryRunResult:
     if depth:
         entries = extend(entries, depth)
     result = _result(case, entries, notes)
-    return replace(result, num_parameters=counts[0], num_trainable_parameters=counts[1])
+    return replace(
+        result,
+        saved_on_host_bytes=device.saved_on_host.num_bytes(depth),
+        num_parameters=counts[0],
+        num_trainable_parameters=counts[1],
+    )
 
 
 def count_parameters(model: nn.Module, depth: int) -> tuple[int, int]:

@@ -25,6 +25,7 @@ class DryRunResult:
         notes: what the simulation assumed for this case.
         events: every allocation and free.
         measured_step: the optimizer step whose bytes these are.
+        saved_on_host_bytes: saved tensors that wait in host memory between forward and backward.
         num_parameters: the model's own parameters, tied ones once, without adapters.
         num_trainable_parameters: those that are trained, adapters included.
     """
@@ -41,6 +42,7 @@ class DryRunResult:
     events: tuple[Event, ...] = field(default=(), repr=False)
     source: str = "simulated"
     measured_step: int = 2
+    saved_on_host_bytes: int = 0
     num_parameters: int = 0
     num_trainable_parameters: int = 0
 

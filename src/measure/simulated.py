@@ -23,6 +23,7 @@ from src.measure.fsdp_trace import following_fsdp
 from src.measure.kernels import KernelWorkspace, run_as_cuda
 from src.measure.loading import flat_parameters, loading, transient_bytes
 from src.measure.methods import local_tensor
+from src.measure.saved_on_host import SavedOnHost
 from src.measure.trace import NO_LAYER, Recorder, Trace
 from src.spec import Attention, Step
 
@@ -123,6 +124,7 @@ class SimulatedDevice:
 
     def __init__(self, step: Step) -> None:
         self.trace = Trace()
+        self.saved_on_host = SavedOnHost(self.trace)
         self._step = step
         self._num_blocks = 0
         self._parameters: list[nn.Parameter] = []

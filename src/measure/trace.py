@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -93,6 +94,7 @@ class Trace:
         self.vocab_sizes: frozenset[int] = frozenset()
         self.num_tokens = 0
         self.default_owner = Owner.TEMPORARIES
+        self.follows = True
         self.layer = NO_LAYER
         self._region = 0
         self._in_region = False
@@ -105,6 +107,15 @@ class Trace:
     def stream(self) -> int:
         """Number of the current stream, by first use; 0 is the compute stream."""
         return self._streams.setdefault(id(torch.cpu.current_stream()), len(self._streams))
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Within it, new tensors are the host's, which nothing is recorded of."""
+        self.follows = False
+        try:
+            yield
+        finally:
+            self.follows = True
 
     def note_operation(self, *, forward: bool) -> None:
         """Close or open a stretch of forward operations before an operator runs."""
@@ -312,6 +323,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._adds_wrappers |= func is aten.add.Tensor
             return NotImplemented
         trace = self.trace
+        if not trace.follows:
+            return func(*args, **(kwargs or {}))
         in_forward = trace.instant is Instant.FORWARD_END
         trace.note_operation(forward=in_forward or (trace.backward and torch.is_grad_enabled()))
         if not self._is_of_wrappers(func) and _is_engine_accumulation(func, args, trace):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,6 +39,7 @@ class Training:
         clip: clips the gradients; None without clipping.
         gradients: hands gradients of distributed parameters to the optimizer.
         loop: options of the loop.
+        saving: around a forward pass: where what it saves for the backward pass is kept.
         grad_accum: micro steps per optimizer step.
     """
 
@@ -49,6 +50,7 @@ class Training:
     clip: Callable[[], object] | None
     gradients: LocalGradients
     loop: LoopOptions
+    saving: Callable[[], AbstractContextManager[object]] = nullcontext
     grad_accum: int = 1
 
 
@@ -77,7 +79,8 @@ def compute_loss(
 ) -> tuple[torch.Tensor, object]:
     """The loss over `grad_accum`, and what the loop keeps of the outputs (the Trainer: nothing)."""
     model_inputs = {key: value for key, value in batch.items() if key != "attention_mask"}
-    outputs = forward(training, model_inputs)
+    with training.saving():
+        outputs = forward(training, model_inputs)
     loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]
     kept = outputs if training.loop.hold_outputs else None
     if training.grad_accum > 1:

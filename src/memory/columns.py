@@ -127,4 +127,6 @@ def _answer(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Answer:
         undominated(column for column in found if column.instant is instant) for instant in Instant
     ]
     kept = tuple(column for found in by_instant for column in found)
-    return Answer(columns=kept, host=parts.placement.host(), pools=_pools(found))
+    return Answer(
+        columns=kept, host=parts.placement.host().plus(parts.on_host()), pools=_pools(found)
+    )

@@ -15,7 +15,6 @@ _GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]],
         lambda job, _: job.finetune.kind is FinetuneKind.PREFIX,
     ),
     ("finetune.dora", lambda _: True, lambda job, _: job.finetune.dora),
-    ("activation_offload", lambda _: True, lambda job, _: job.activation_offload),
 )
 """(key, its value, whether the formula lacks it)."""
 

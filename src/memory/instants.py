@@ -51,9 +51,13 @@ def _kept_activations(parts: Parts, *, blocks: int | None = None) -> Terms:
 
 
 def _kept_of(parts: Parts) -> list[Terms]:
-    """Kept of each block: its input where it is recomputed, else what its nodes save."""
+    """Kept of each block: its input where it is recomputed, else what its nodes save.
+
+    Nothing of either where that waits in host memory.
+    """
+    share = 0 if parts.regime.offloads else 1
     return [
-        {Term.CHECKPOINTS: block.source} if parts.recomputes(index) else block.saved
+        {Term.CHECKPOINTS: block.source.times(share)} if parts.recomputes(index) else block.saved
         for index, block in enumerate(parts.blocks)
     ]
 

@@ -35,6 +35,7 @@ class Head:
         outputs: once accelerate has turned the model's outputs to fp32; None where nothing changes.
         backward: the loss's own backward, before the head's; None where it is among the moments.
         weight_gradient: bytes of the head's gradient, where the forward pass makes it.
+        saved_by_loss: what the loss itself saves, each tensor as often as it is saved.
     """
 
     profile: Profile
@@ -42,6 +43,7 @@ class Head:
     outputs: Terms | None = None
     backward: Terms | None = None
     weight_gradient: Size = ZERO
+    saved_by_loss: Size = ZERO
 
 
 def head_of(
@@ -145,6 +147,7 @@ def _whole(stream: _Stream) -> Head:
         ),
         outputs=outputs,
         backward={Term.LOSS_TEMPORARIES: per_token(vocab * (2 * log_bytes + (again or read)))},
+        saved_by_loss=per_token(vocab * (log_bytes + (again or log_bytes))),
     )
 
 
@@ -185,7 +188,7 @@ class _ChunkLowering(Lowering):
 def _chunked(stream: _Stream) -> Head:
     """Logits of one chunk at a time, in a checkpointed function that keeps the hidden states."""
     decoder, regime = stream.decoder, stream.regime
-    tape = Tape()
+    tape = Tape(offloads=regime.offloads)
     source = tape.tensor(
         decoder.hidden_size * stream.share, stream.source_bytes, share=stream.share
     )
@@ -253,4 +256,9 @@ def _liger(stream: _Stream, capability: tuple[int, int]) -> Head:
         product = vocab * width * (compute + (FLOAT_BYTES if compute != FLOAT_BYTES else 0))
         third = {Term.CAST_WEIGHTS: cast, Term.LOSS_TEMPORARIES: taken.plus(fixed(product))}
         inside.append(merged(kept, third))
-    return Head(profile=tail, inside=tuple(inside), weight_gradient=weight)
+    return Head(
+        profile=tail,
+        inside=tuple(inside),
+        weight_gradient=weight,
+        saved_by_loss=hidden.plus(weight),
+    )

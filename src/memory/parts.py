@@ -12,7 +12,7 @@ from src.memory.placement import Placement, place
 from src.memory.profile import Profile, profile
 from src.memory.regime import Regime, regime_of
 from src.memory.sequence_limits import check_sequence_parallel
-from src.memory.size import fixed, per_token
+from src.memory.size import ZERO, Size, fixed, per_token, total
 from src.memory.tape import Terms, merged
 from src.memory.terms import Term
 from src.memory.tuning import check_int8, check_prompt, check_trained_blocks, trains_block
@@ -44,6 +44,21 @@ class Parts:
     def recomputes(self, index: int) -> bool:
         """Whether block `index` is recomputed as a whole."""
         return recomputes(self.regime, index)
+
+    def on_host(self) -> Size:
+        """Tensors kept for the backward pass that wait in host memory.
+
+        Of a recomputed block its input; of everything else what its nodes save. Pinned memory is
+        handed out in powers of two (`CachingHostAllocator`), which is left out.
+        """
+        if not self.regime.offloads:
+            return ZERO
+        blocks = (
+            block.source if self.recomputes(index) else block.on_host
+            for index, block in enumerate(self.blocks)
+        )
+        head = self.head.profile.on_host.plus(self.head.saved_by_loss)
+        return total((self.stem.on_host, *blocks, head))
 
     @property
     def tied_head(self) -> float:
@@ -147,7 +162,7 @@ def _block_profiles(
             regime,
             width=decoder.hidden_size,
             source_bytes=before.out_bytes,
-            source_counted=not recomputed,
+            source_counted=regime.offloads or not recomputed,
             source_trained=before.carries_gradient,
             out_bytes=regime.block_out_bytes,
             share=regime.stream_share,

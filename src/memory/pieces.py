@@ -127,7 +127,8 @@ class Pieces:
         if function == "gelu_new":
             base = self.cast(source, FLOAT_BYTES) if self.regime.autocast else source
             inner = self.like(base)
-            self.tape.record(inner, [base], saved=[base], temporary=base.size)
+            # The cube's gradient, and in `pow_backward` the square and three times it.
+            self.tape.record(inner, [base], saved=[base], temporary=base.size.times(3))
         else:
             steep = self.like(source)
             self.tape.record(steep, [source], saved=[source])

@@ -27,7 +27,8 @@ class Profile:
         carries_gradient: whether a gradient flows into the outgoing tensor.
         moments: moments of the backward pass that are largest at some shape.
         parameter_gradients: gradients that the backward pass leaves, as autograd leaves them.
-        recast: casts of weights that are saved where a part is recomputed.
+        recast: casts of weights that nothing keeps on the GPU, though a backward pass reads them.
+        on_host: what waits in host memory.
     """
 
     source: Size
@@ -41,6 +42,7 @@ class Profile:
     moments: tuple[Moment, ...]
     parameter_gradients: Size
     recast: Size
+    on_host: Size
 
 
 @lru_cache(maxsize=4096)
@@ -74,7 +76,7 @@ def profile(
             gathered.
         recomputed: whether only the incoming tensor is kept, and the rest computed again.
     """
-    tape = Tape(runs_again=recomputed)
+    tape = Tape(runs_again=recomputed, offloads=regime.offloads and not recomputed)
     source = tape.tensor(
         width * share,
         source_bytes,
@@ -120,4 +122,5 @@ def profile_of(tape: Tape, source: Value, first: Value, out: Value) -> Profile:
         moments=tuple(moments),
         parameter_gradients=gradients,
         recast=tape.recomputed().get(Term.CAST_WEIGHTS, ZERO),
+        on_host=tape.on_host(),
     )

@@ -39,6 +39,7 @@ class Regime:
         masked: whether attention is given a mask, and so cannot rely on `is_causal`.
         checkpointing: what is kept for the backward pass.
         checkpoint_every: with full checkpointing, one block of that many is recomputed.
+        offloads: whether tensors kept for the backward pass wait in host memory.
         loss: how head and loss are computed.
     """
 
@@ -61,6 +62,7 @@ class Regime:
     masked: bool
     checkpointing: Checkpointing
     checkpoint_every: int
+    offloads: bool
     loss: Loss
 
     @property
@@ -152,6 +154,7 @@ def regime_of(
         masked=masked,
         checkpointing=job.checkpointing,
         checkpoint_every=job.checkpoint_every,
+        offloads=job.activation_offload,
         loss=job.loss,
     )
 

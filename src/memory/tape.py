@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from src.memory.size import ZERO, Size, total, undominated
 from src.memory.terms import Term
+from src.memory.walk import Node, Region, Walk
 
 Terms = dict[Term, Size]
 
@@ -56,17 +57,6 @@ class Value:
     accumulates: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Node:
-    out: Value
-    inputs: tuple[Value, ...]
-    saved: frozenset[int]
-    passed: frozenset[Value]
-    is_part: bool
-    temporary: Size
-    region: int | None
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
     """Live bytes at one moment of a walk, by term; without what outlives the walk."""
@@ -83,16 +73,20 @@ class Tape:
         runs_again: whether the nodes are those of a recomputation: then what they retain is that of
             the first forward pass, other tensors than those that they save.
         token_share: the part of the micro batch's tokens that new tensors are of.
+        offloads: whether what is saved waits in host memory (`save_on_cpu`): a copy for each node
+            that saves it, parameters among them, of which the node gets a copy back when it runs.
     """
 
     runs_again: bool = False
+    offloads: bool = False
+
     _sizes: list[Size] = field(default_factory=list)
     _terms: list[Term] = field(default_factory=list)
-    _nodes: list[_Node] = field(default_factory=list)
+    _nodes: list[Node] = field(default_factory=list)
     _constants: set[Value] = field(default_factory=set)
     _kept: set[int] = field(default_factory=set)
     _added_apart: set[Value] = field(default_factory=set)
-    _regions: list[frozenset[int]] = field(default_factory=list)
+    _regions: list[Region] = field(default_factory=list)
     _region: int | None = None
     token_share: float = 1.0
     _retained: set[int] = field(default_factory=set)
@@ -170,9 +164,14 @@ class Tape:
 
     @contextmanager
     def checkpointed(self, inputs: Sequence[Value]) -> Iterator[None]:
-        """What is recorded within is recomputed in the backward pass, from `inputs`."""
+        """What is recorded within is recomputed in the backward pass, from `inputs`.
+
+        Those that a gradient flows into are saved as nodes save tensors, others are held.
+        """
+        moved = [value for value in inputs if self.offloads and self.needs_gradient(value)]
+        held = frozenset(value.storage for value in inputs if value not in moved)
         self._region = len(self._regions)
-        self._regions.append(frozenset(value.storage for value in inputs))
+        self._regions.append(Region(held, tuple(moved)))
         yield
         self._region = None
 
@@ -205,7 +204,7 @@ class Tape:
             return
         self._retained.update(value.storage for value in retained)
         self._nodes.append(
-            _Node(
+            Node(
                 out,
                 differentiable,
                 frozenset(value.storage for value in saved),
@@ -213,6 +212,7 @@ class Tape:
                 is_part,
                 temporary,
                 self._region,
+                tuple(saved),
             )
         )
 
@@ -260,10 +260,21 @@ class Tape:
         held: set[int] = set()
         for node in self._nodes:
             if node.region is None:
-                held |= node.saved
+                held |= frozenset() if self.offloads else node.saved
             elif node.saved:
-                held |= self._regions[node.region]
+                held |= self._regions[node.region].held
         return held
+
+    def on_host(self) -> Size:
+        """What waits in host memory."""
+        if not self.offloads:
+            return ZERO
+        active = {node.region for node in self._nodes if node.region is not None and node.saved}
+        regions = (value for index in active for value in self._regions[index].moved)
+        nodes = (
+            value for node in self._nodes if node.region is None for value in self._moved(node)
+        )
+        return total(value.size for value in (*nodes, *regions))
 
     def _by_term(self, storages: set[int]) -> Terms:
         terms: Terms = {}
@@ -280,131 +291,40 @@ class Tape:
         Returns:
             The moments that are largest at some shape, and the bytes of the parameters' gradients.
         """
-        walk = _Walk(self._nodes, self._regions, out, frozenset(self._added_apart))
+        walk = Walk(self._nodes, self._regions, self._added_apart, out, offloads=self.offloads)
         moments: list[Moment] = []
         for index in range(len(self._nodes) - 1, -1, -1):
             settled = walk.parameter_gradients
             flowing = walk.step(index)
             if flowing is not None:
-                moments.append(self._moment(walk.saved_at(index), flowing, settled))
+                saved = self._by_term(self._apart(walk.saved_at(index)))
+                if self.offloads:
+                    saved = merged(saved, self._brought_back(index))
+                moments.append(self._moment(saved, flowing, settled))
             for adding, beside in walk.sums:
-                saved = walk.saved_at(index, has_run=True)
+                saved = self._by_term(self._apart(walk.saved_at(index, has_run=True)))
                 moments.append(self._moment(saved, adding, beside))
         return undominated(moments), walk.parameter_gradients
 
-    def _moment(self, saved: set[int], flowing: Size, settled: Size) -> Moment:
-        terms = self._by_term(self._apart(saved))
+    def _brought_back(self, index: int) -> Terms:
+        """The copies that a node gets back from host memory."""
+        node = self._nodes[index]
+        if node.region is not None:
+            return {}
+        back = [{self._kind_of(value): value.size} for value in self._moved(node)]
+        return merged(*back)
+
+    def _moved(self, node: Node) -> Iterator[Value]:
+        """What a node saves, but for what it has as plain attributes."""
+        return (value for value in node.values if value.storage not in self._retained)
+
+    def _kind_of(self, value: Value) -> Term:
+        term = self._terms[value.storage]
+        return Term.SAVED_ACTIVATIONS if term is Term.WEIGHTS else term
+
+    def _moment(self, saved: Terms, flowing: Size, settled: Size) -> Moment:
+        terms = dict(saved)
         terms[Term.ACTIVATION_GRADIENTS] = flowing
         if settled != ZERO:
             terms[Term.UNSHARDED_GRADIENTS] = settled
         return Moment(terms=terms, size=total(terms.values()))
-
-
-class _Walk:
-    """The engine's state: gradients in flight, and what is still saved."""
-
-    def __init__(
-        self,
-        nodes: list[_Node],
-        regions: list[frozenset[int]],
-        out: Value,
-        added_apart: frozenset[Value],
-    ) -> None:
-        self._nodes = nodes
-        self._added_apart = added_apart
-        self.sums: list[tuple[Size, Size]] = []
-        self._first_saver: dict[int, int] = {}
-        self._again: list[dict[int, int]] = [{} for _ in regions]
-        self._last_saver: dict[int, int] = {}
-        for index, node in enumerate(nodes):
-            kept = node.saved
-            if node.region is not None and node.saved:
-                kept = regions[node.region]
-                self._last_saver[node.region] = index
-                for storage in node.saved:
-                    self._again[node.region].setdefault(storage, index)
-            for storage in kept:
-                self._first_saver.setdefault(storage, index)
-        self._first_view: dict[Value, int] = {}
-        for index, node in enumerate(nodes):
-            if node.is_part:
-                self._first_view.setdefault(node.inputs[0], index)
-        self._gradient_of: dict[Value, int] = {out: 0}
-        self._sizes: dict[int, Size] = {0: out.size}
-        self._holders: dict[int, int] = {0: 1}
-        self._parts: dict[Value, list[int]] = {}
-        self.parameter_gradients = ZERO
-
-    def saved_at(self, index: int, *, has_run: bool = False) -> set[int]:
-        """Storages still held while node `index` runs, or once it has."""
-        until = index - has_run
-        held = {storage for storage, first in self._first_saver.items() if first <= until}
-        region = self._nodes[index].region
-        if region is not None and index <= self._last_saver.get(region, -1):
-            held |= {storage for storage, first in self._again[region].items() if first <= until}
-        return held
-
-    def _flowing(self) -> Size:
-        return total(self._sizes.values())
-
-    def _release(self, gradient: int) -> None:
-        self._holders[gradient] -= 1
-        if not self._holders[gradient]:
-            del self._sizes[gradient], self._holders[gradient]
-
-    def _allocate(self, size: Size) -> int:
-        gradient = max(self._sizes, default=0) + 1
-        self._sizes[gradient] = size
-        self._holders[gradient] = 1
-        return gradient
-
-    def _deliver(self, value: Value, gradient: int) -> None:
-        """Hand a gradient to a value: kept for a parameter, added in place to an earlier one."""
-        if value.is_parameter:
-            if not value.accumulates:
-                self.parameter_gradients = self.parameter_gradients.plus(self._sizes[gradient])
-            self._release(gradient)
-        elif value in self._gradient_of:
-            if value in self._added_apart:
-                flowing = self._flowing().plus(value.size)
-                self.sums.append((flowing, self.parameter_gradients))
-            self._release(gradient)
-        else:
-            self._gradient_of[value] = gradient
-
-    def step(self, index: int) -> Size | None:
-        """Run one node; bytes of gradients and temporaries while it runs, None if it does not."""
-        node = self._nodes[index]
-        self.sums.clear()
-        if node.is_part:
-            return self._step_part(index, node)
-        gradient = self._gradient_of.pop(node.out, None)
-        if gradient is None:
-            return None
-        for value in node.inputs:
-            if value in node.passed:
-                self._holders[gradient] += 1
-        fresh = [
-            gradient if value in node.passed else self._allocate(value.size)
-            for value in node.inputs
-        ]
-        peak = self._flowing().plus(node.temporary)
-        self._release(gradient)
-        for value, delivered in zip(node.inputs, fresh, strict=True):
-            self._deliver(value, delivered)
-        return peak
-
-    def _step_part(self, index: int, node: _Node) -> Size | None:
-        """Gradients of the parts of a split are joined when the last of them has arrived."""
-        source = node.inputs[0]
-        gradient = self._gradient_of.pop(node.out, None)
-        if gradient is not None:
-            self._parts.setdefault(source, []).append(gradient)
-        if self._first_view[source] != index:
-            return None
-        whole = self._allocate(source.size)
-        peak = self._flowing()
-        for part in self._parts.pop(source, []):
-            self._release(part)
-        self._deliver(source, whole)
-        return peak

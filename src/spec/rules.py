@@ -31,6 +31,12 @@ def _is_int8(job: Job) -> bool:
     return job.finetune.is_quantized and job.finetune.quantization is Quantization.INT8
 
 
+def _saves_split_tensors(job: Job) -> bool:
+    """Whether autograd saves tensors of a split block outside a checkpoint."""
+    recomputed = job.checkpointing is Checkpointing.FULL and job.checkpoint_every == 1
+    return job.sequence_parallel or not recomputed
+
+
 _Rule = tuple[Callable[[Job, Method], bool], str, Callable[[Job, Method], object], str]
 
 _RULES: tuple[_Rule, ...] = (
@@ -92,6 +98,15 @@ _RULES: tuple[_Rule, ...] = (
         "finetune.upcast",
         lambda job, _: job.finetune.upcast,
         "norms in fp32 beside a head in bf16 need autocast; precision=bf16-mixed, or all or none",
+    ),
+    (
+        lambda job, method: (
+            job.activation_offload and method.has_tensor_parallel and _saves_split_tensors(job)
+        ),
+        "activation_offload",
+        lambda _job, _method: "true",
+        "save_on_cpu copies no distributed tensors; with tensor parallelism every block has to be "
+        "recomputed, and the sequence whole",
     ),
 )
 """(broken when, key, value, what is allowed)."""
