@@ -137,7 +137,9 @@ def test_accumulating_never_lowers_the_peak(step: Step) -> None:
 def test_checkpointing_never_keeps_more_of_the_forward_pass(step: Step) -> None:
     kept = {}
     for policy in CHECKPOINTINGS:
-        job = replace(step.job, checkpointing=policy, finetune=replace(LORA, kind=FinetuneKind.FULL))
+        job = replace(
+            step.job, checkpointing=policy, finetune=replace(LORA, kind=FinetuneKind.FULL)
+        )
         cells = ledger_of(replace(step, job=job))[Instant.LOSS_BACKWARD]
         terms = (
             Term.CHECKPOINTS,
