@@ -184,7 +184,7 @@ class _How:
             for parameter in op.parameters():
                 yield self._own(op, parameter, trained=trained, is_edge=is_edge)
             if isinstance(op, Linear) and is_target(op, self.finetune, self.head):
-                yield from _adapter_tensors(op, self.finetune.r, self.tp)
+                yield from _adapter_tensors(op, self.finetune, self.tp)
 
     def _own(self, op: Op, parameter: Parameter, *, trained: bool, is_edge: bool) -> Tensor:
         split = isinstance(op, Experts) or (
@@ -208,12 +208,18 @@ class _How:
         )
 
 
-def _adapter_tensors(op: Linear, rank: int, tp: int) -> Iterator[Tensor]:
-    """LoRA's A and B: the split side follows the Linear, where what is outside it is split too."""
+def _adapter_tensors(op: Linear, finetune: Finetune, tp: int) -> Iterator[Tensor]:
+    """LoRA's A and B: the split side follows the Linear, where what is outside it is split too.
+
+    DoRA has a magnitude for each output besides.
+    """
+    rank = finetune.r
     down = rank * op.in_features / (tp if op.parallel is Parallel.ROW else 1)
     up = rank * op.width / (tp if op.parallel is Parallel.COLUMN else 1)
     yield Tensor(shape=(rank, op.in_features), numel=down, is_adapter=True)
     yield Tensor(shape=(op.width, rank), numel=up, is_adapter=True)
+    if finetune.dora:
+        yield Tensor(shape=(op.width,), numel=op.width, is_adapter=True)
 
 
 @lru_cache(maxsize=1024)
@@ -239,9 +245,19 @@ def model_tensors(
 
 
 def _virtual_tokens(decoder: Decoder, finetune: Finetune) -> Iterator[Tensor]:
-    """PEFT's `prompt_encoder`: an embedding behind everything else."""
-    if finetune.kind is FinetuneKind.PROMPT:
-        shape = (finetune.num_virtual_tokens, decoder.hidden_size)
+    """PEFT's `prompt_encoder`: an embedding behind everything else.
+
+    A prompt's tokens are as wide as hidden states; a prefix's hold a key and a value of each block.
+    """
+    widths = {
+        FinetuneKind.PROMPT: decoder.hidden_size,
+        FinetuneKind.PREFIX: 2
+        * decoder.num_layers
+        * decoder.attention.num_kv_heads
+        * decoder.attention.head_dim,
+    }
+    if finetune.kind in widths:
+        shape = (finetune.num_virtual_tokens, widths[finetune.kind])
         numel = shape[0] * shape[1]
         yield Tensor(shape=shape, numel=numel, is_adapter=True, is_embedding=True, is_edge=True)
 

@@ -14,7 +14,7 @@ from src.plan.result import MethodReport, Report
 from src.report.advice import advice_heading, advice_table
 from src.report.solved import solved_heading, solved_table
 from src.report.words import column, gib, layout_text, shown_method, terms_by_size
-from src.spec import Job, Verdict
+from src.spec import FINETUNE_OPTIONS, Finetune, Job, Verdict
 
 PLAIN_WIDTH = 100
 """Columns where nobody looks at a terminal."""
@@ -82,6 +82,7 @@ def _question_lines(report: Report) -> list[str]:
         f"seq_len={job.seq_len} grad_accum={job.grad_accum}",
         f"checkpointing={job.checkpointing} attention={job.attention} loss={job.loss}"
         + "".join(f" {words}" for words in _unusual(job)),
+        *_unusual_finetune(job.finetune),
         "",
     ]
 
@@ -95,6 +96,19 @@ def _unusual(job: Job) -> list[str]:
         for item in fields(Job)
         if item.name not in told and getattr(job, item.name) != item.default
     ]
+
+
+def _unusual_finetune(finetune: Finetune) -> list[str]:
+    """One line of the kind's options that are not at their defaults, as they are typed; or none."""
+    defaults = {item.name: item.default for item in fields(Finetune)}
+    words = []
+    for name in FINETUNE_OPTIONS[finetune.kind]:
+        value = getattr(finetune, name)
+        if value == defaults[name]:
+            continue
+        shown = f"[{','.join(value)}]" if isinstance(value, tuple) else str(value)
+        words.append(f"finetune.{name}={shown.lower() if isinstance(value, bool) else shown}")
+    return [" ".join(words)] if words else []
 
 
 def _new_table(width: int) -> Table:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from src.architecture import describe
 from src.memory import Instant, Term, count_model, estimate_step, ledger_of, peak_allocated
-from src.spec import Checkpointing, Job, Layout, Method, Step
+from src.spec import Checkpointing, FinetuneKind, Job, Layout, Method, Step
 from tests.jobs import (
     CHECKPOINTINGS,
     LORA,
@@ -118,7 +118,7 @@ def test_sharding_over_one_gpu_keeps_the_states_of_single(job: Job, method: Meth
 def test_lora_never_keeps_more_gradients_or_states(job: Job, method: Method) -> None:
     method = Method.DDP if method is Method.TP else method
     gpus = 1 if method is Method.SINGLE else 4
-    full = replace(job, finetune=replace(LORA, kind="full"))
+    full = replace(job, finetune=replace(LORA, kind=FinetuneKind.FULL))
     lora = replace(job, finetune=replace(LORA, r=1))
     ledgers = [ledger_of(step_of(one, method, gpus=gpus)) for one in (lora, full)]
     for term in (Term.GRADIENTS, Term.OPTIMIZER_STATES, Term.OPTIMIZER_TEMPORARIES):
@@ -137,7 +137,9 @@ def test_accumulating_never_lowers_the_peak(step: Step) -> None:
 def test_checkpointing_never_keeps_more_of_the_forward_pass(step: Step) -> None:
     kept = {}
     for policy in CHECKPOINTINGS:
-        job = replace(step.job, checkpointing=policy, finetune=replace(LORA, kind="full"))
+        job = replace(
+            step.job, checkpointing=policy, finetune=replace(LORA, kind=FinetuneKind.FULL)
+        )
         cells = ledger_of(replace(step, job=job))[Instant.LOSS_BACKWARD]
         terms = (
             Term.CHECKPOINTS,

@@ -171,7 +171,7 @@ def test_foreach_adamw_steps_with_a_whole_copy(precision: str, bytes_per_paramet
 
 def test_what_fits_with_sgd_may_not_fit_with_adamw() -> None:
     job = Job(model=zoo_model("llama-2-7b"), precision=Precision.BF16_TRUE, finetune=LORA)
-    full = replace(job, finetune=replace(LORA, kind="full"))
+    full = replace(job, finetune=replace(LORA, kind=FinetuneKind.FULL))
     sgd, adamw = (
         peak(replace(full, optimizer=optimizer)) for optimizer in (Optimizer.SGD, Optimizer.ADAMW)
     )

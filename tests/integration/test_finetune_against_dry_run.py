@@ -1,0 +1,103 @@
+"""Kinds of fine-tuning: what PEFT trains, and the formula's bytes against the dry run's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from src.architecture import describe
+from src.errors import UserError
+from src.measure.case import parse_case
+from src.measure.dry_run import build, count_parameters, dry_run
+from src.measure.simulated import SimulatedDevice
+from src.memory import count_model, estimate_step
+from tests.small_configs import SMALL_CONFIGS
+
+KINDS: dict[str, dict[str, Any]] = {
+    "freeze": {"kind": "freeze", "trained_blocks": 1},
+    "dora": {"kind": "lora", "dora": True, "r": 3},
+    "nf4": {"kind": "qlora", "r": 3},
+    "nf4, plain scales": {"kind": "qlora", "double_quant": False, "upcast": "none"},
+    "nf4, dora": {"kind": "qlora", "dora": True},
+    "int8": {"kind": "qlora", "quantization": "int8"},
+    "all-linear": {"kind": "lora", "targets": ["all-linear"], "r": 3},
+    "prefix": {"kind": "prefix", "num_virtual_tokens": 7},
+    "prompt": {"kind": "prompt", "num_virtual_tokens": 7},
+}
+FAMILIES = ("opt", "gpt2", "llama", "bert", "gemma", "bloom", "qwen3")
+FORMULA_LACKS = ("dora", "nf4, dora", "prefix")
+
+
+def case(family: str, kind: str, **changes: Any) -> Any:
+    raw = {
+        "model": {"name": family, "config": SMALL_CONFIGS[family]},
+        "finetune": KINDS[kind],
+        "seq_len": 32,
+        "checkpointing": "none",
+    }
+    return parse_case(raw | changes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_trained_is_what_peft_trains(family: str, kind: str) -> None:
+    one = case(family, kind)
+    with SimulatedDevice(one.step).libraries():
+        model, _ = build(one, whole=True)
+    job = one.step.job
+    counted = count_model(describe(job.model), finetune=job.finetune).all
+    assert (counted.base, counted.trained) == count_parameters(model, 0)
+
+
+WIDE = {
+    "model_type": "llama",
+    "vocab_size": 2048,
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+}
+SHARDED = {"method": "fsdp", "layout": {"dp": 4, "shard": 4}}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FORMULA_LACKS])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("checkpointing", ["full", "none"])
+def test_the_peak_is_the_same(kind: str, precision: str, checkpointing: str) -> None:
+    one = case(
+        "llama",
+        kind,
+        model={"name": "wide", "config": WIDE},
+        precision=precision,
+        checkpointing=checkpointing,
+        seq_len=256,
+        micro_batch=2,
+    )
+    expected = dry_run(one).peak_bytes
+    assert estimate_step(one.step).peak_bytes.allocated == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["freeze", "nf4", "prompt"])
+def test_the_peak_of_a_shard_is_the_same(kind: str) -> None:
+    wide = {"name": "wide", "config": WIDE}
+    one = case("llama", kind, model=wide, seq_len=256, micro_batch=2, **SHARDED)
+    expected = dry_run(one).peak_bytes
+    assert estimate_step(one.step).peak_bytes.allocated == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "key"),
+    [
+        ({}, {"kind": "freeze", "trained_blocks": 4}, "finetune.trained_blocks"),
+        ({}, {"kind": "lora", "targets": ["nothing"]}, "finetune.targets"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(
+    config: dict[str, Any], kind: dict[str, Any], key: str
+) -> None:
+    one = case("llama", "nf4", model={"name": "wide", "config": WIDE | config}, finetune=kind)
+    with pytest.raises(UserError) as caught:
+        dry_run(one)
+    assert caught.value.key == key
