@@ -164,7 +164,7 @@ WRONG = [
     ("campaign.fill=0.5", r"campaign\.fill=\[0.5\]: "),
     ("campaign.beyond=2", r"campaign\.beyond=2.0: 0 to 1"),
     ("campaign.num_cases=0", r"campaign\.num_cases=0: a whole number, 1 or more"),
-    ("campaign.finetunes=qlora", r"campaign\.num_cases=12: at most 0: no more steps"),
+    ("campaign.finetunes=adapter", r"campaign\.finetunes=adapter: allowed: full"),
     ("models=gpt2", r"models=gpt2: unknown key; did you mean campaign\.models\?"),
     ("budget=5", "budget=5: unknown key; did you mean budget_minutes"),
     ("trackin.uri=x", r"trackin\.uri=x: unknown key; did you mean tracking\.uri"),

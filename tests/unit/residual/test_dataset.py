@@ -66,8 +66,8 @@ def test_simulated_rows_are_never_a_target() -> None:
 
 
 def test_what_the_formula_does_not_cover_is_refused_with_the_formulas_words() -> None:
-    case = {**FIRST.case, "activation_offload": True}
-    assert "not covered by the formula: activation_offload" in reason_of(replace(FIRST, case=case))
+    case = {**FIRST.case, "finetune": {"kind": "prefix"}, "checkpointing": "none"}
+    assert "not covered by the formula: finetune" in reason_of(replace(FIRST, case=case))
 
 
 def test_a_row_counts_once() -> None:
