@@ -13,8 +13,9 @@ class Instant(StrEnum):
     `backward()`. `loss_backward`: until the last block's output has its gradient.
     `last_block_backward`, `middle_block_backward`, `first_block_backward`: from there, by the block
     whose output gradient was computed (or whose recomputation began) last; the first block's window
-    ends with `backward()` and so holds the embedding's gradient. `gradient_sync`: clipping and what
-    else precedes the optimizer. `optimizer_step`: `optimizer.step()` and `zero_grad()`.
+    ends with the graph and so holds the embedding's gradient. `gradient_sync`: what methods reduce
+    behind the graph (FSDP its root), clipping and what else precedes the optimizer.
+    `optimizer_step`: `optimizer.step()` and `zero_grad()`.
     """
 
     LOAD = "load"

@@ -106,6 +106,19 @@ def reducing(model: nn.Module, *, on: bool) -> Iterator[None]:
         yield
 
 
+def backward(loss: torch.Tensor, *, at_end: Callable[[], None]) -> None:
+    """Backward pass from `loss`; `at_end` is called when the graph has been walked.
+
+    That is in front of what methods do then: FSDP reduces its root's gradients. The engine calls in
+    the order of queueing (`queue_callback`, which FSDP and DDP use too), so what queues is reached
+    before the hooks that FSDP has on the loss: an alias of it.
+    """
+    engine = torch.autograd.Variable._execution_engine
+    alias = loss.view_as(loss)
+    alias.register_hook(lambda _grad: engine.queue_callback(at_end))  # type: ignore[no-untyped-call]
+    alias.backward()  # type: ignore[no-untyped-call]
+
+
 def run_step(training: Training, observer: Observer) -> None:
     """One optimizer step; all its micro batches are on the device from the start."""
     observer.enters(Instant.FORWARD_END)
@@ -115,7 +128,10 @@ def run_step(training: Training, observer: Observer) -> None:
         with reducing(training.model, on=number == training.grad_accum):
             loss, kept = compute_loss(training, batch)
             observer.enters(Instant.LOSS_BACKWARD)
-            loss.backward()  # type: ignore[no-untyped-call]
+            if number == training.grad_accum:
+                backward(loss, at_end=lambda: observer.enters(Instant.GRADIENT_SYNC))
+            else:
+                loss.backward()  # type: ignore[no-untyped-call]
         loss = loss.detach()
         del kept
     observer.enters(Instant.GRADIENT_SYNC)

@@ -109,7 +109,7 @@ def test_many_settings_one_by_one(benchmark: Any) -> None:
 def test_one_with_every_cache_cleared(benchmark: Any, name: str) -> None:
     card, layout, job = gpu(), layout_of(Method.FSDP, 4), Job(model=zoo_model(name))
     columns = importlib.import_module("src.memory.columns")
-    caches = (describe, count_model, profile, columns._columns)
+    caches = (describe, count_model, profile, columns._answer)
 
     def cold() -> None:
         for cache in caches:

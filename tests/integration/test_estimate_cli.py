@@ -177,7 +177,7 @@ ERRORS = [
     (["model=gpt2", "method=fsdp2"], "method", "fsdp2"),
     (["model=gpt2", "method=[fsdp"], "method", "[fsdp"),
     (["model=gpt2", "method=[]"], "method", "[]"),
-    (["model=gpt2", "finetune=qlora"], "finetune", "qlora"),
+    (["model=gpt2", "finetune=adapter"], "finetune", "adapter"),
     (["model=gpt2", "finetune.r=8"], "finetune.r", "8"),
     (["model=gpt2", "finetune=lora", "finetune.r=0"], "finetune.r", "0"),
     (["model=gpt2", "finetune=lora", "finetune.dropout=2"], "finetune.dropout", "2"),
