@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, groupby, product
 
 from src.architecture import Decoder, describe
 from src.errors import UserError
@@ -20,7 +20,13 @@ MOST_LINES = 8
 """Pieces of advice that are told."""
 
 PAIRED = 6
-"""Changes that are tried in pairs: those that save most alone."""
+"""Kinds of change that are tried in pairs: those that save most alone."""
+
+GOALS = frozenset({"gpus", "seq_len"})
+"""Kinds that ask for more than the job's own settings: they are paired last."""
+
+COSTLY = GOALS | {"finetune"}
+"""Where only these are enough, pairs are tried too: some want to train every weight."""
 
 LEAST_SPEEDUP = 0.03
 """Speedups smaller than this are not told: the model of time cannot tell them from none."""
@@ -29,15 +35,15 @@ LEAST_SPEEDUP = 0.03
 def advise(request: Request, estimator: Estimator) -> tuple[Advice, ...]:
     """Advice for a request: what makes it fit, or, where it fits, what makes it faster.
 
-    Of what makes it fit, changes that cost least time come first; pairs are tried where no single
-    change is enough. Every number is the estimator's for the changed request: for the fastest
+    Of what makes it fit, changes that cost least time come first, more GPUs last; pairs are tried
+    where no single setting is enough. Every number is the estimator's for the changed request: for the fastest
     method that fits, else the one that needs least; at the micro batch asked for, else at 1, or at
     the largest where the job fits.
     """
     adviser = _Adviser(request, estimator)
     if adviser.base is None:
         return ()
-    if adviser.base.verdict is Verdict.FITS:
+    if _fits(adviser.base):
         return adviser.speedups()
     return adviser.savings()
 
@@ -53,40 +59,59 @@ class _Adviser:
 
     def savings(self) -> tuple[Advice, ...]:
         """Changes after which the job fits; the nearest ones where none is enough."""
-        singles = list(leaner(self._request))
-        tried = self._told(singles)
-        fitting = [advice for advice in tried if advice.verdict is Verdict.FITS]
-        if not fitting:
-            fitting = self._pairs(singles, tried)
-        if not fitting:
-            fitting = sorted(tried, key=lambda advice: -advice.saved_bytes)[:2]
-        return tuple(sorted(fitting, key=_by_time)[:MOST_LINES])
+        kinds = {
+            kind: list(changes)
+            for kind, changes in groupby(leaner(self._request), key=lambda change: change.kind)
+        }
+        tried = {kind: best for kind in kinds if (best := self._smallest(kinds[kind])) is not None}
+        fitting = {kind: advice for kind, advice in tried.items() if _fits(advice)}
+        short = sorted(tried.keys() - fitting.keys(), key=lambda kind: -tried[kind].saved_bytes)
+        told = list(fitting.values())
+        if fitting.keys() <= COSTLY:
+            settings = [kind for kind in short if kind not in GOALS]
+            told += self._pairs({kind: kinds[kind] for kind in settings[:PAIRED]}, tried)
+        if not told:
+            told = self._pairs({kind: kinds[kind] for kind in short[:PAIRED]}, tried)
+        nearest = [tried[kind] for kind in short[:2]]
+        return tuple(sorted(told or nearest, key=_by_cost)[:MOST_LINES])
 
-    def _told(self, changes: Iterable[Change]) -> list[Advice]:
-        """The smallest change of each kind that makes it fit, else the largest saving of it."""
-        found: dict[str, Advice] = {}
+    def _smallest(self, changes: Iterable[Change]) -> Advice | None:
+        """The first change that makes it fit, else the one that saves most; None if none saves."""
+        found: Advice | None = None
         for change in changes:
-            known = found.get(change.kind)
-            if known is not None and known.verdict is Verdict.FITS:
-                continue
             advice = self._try(change)
             if advice is None or advice.saved_bytes <= 0:
                 continue
-            if known is None or advice.verdict is Verdict.FITS or _saves_more(advice, known):
-                found[change.kind] = advice
-        return list(found.values())
+            if _fits(advice):
+                return advice
+            if found is None or advice.saved_bytes > found.saved_bytes:
+                found = advice
+        return found
 
-    def _pairs(self, singles: list[Change], tried: list[Advice]) -> list[Advice]:
-        best = sorted(tried, key=lambda advice: -advice.saved_bytes)[:PAIRED]
-        words = {advice.changes for advice in best}
-        chosen = [change for change in singles if change.words in words]
+    def _pairs(self, kinds: dict[str, list[Change]], tried: dict[str, Advice]) -> list[Advice]:
+        """The first change of each two kinds that make it fit together; neither does alone."""
         found = []
-        for first, second in combinations(chosen, 2):
-            change = both(first, second, self._request)
-            advice = None if change is None else self._try(change)
-            if advice is not None and advice.verdict is Verdict.FITS:
+        for first, second in combinations(kinds, 2):
+            strongest = [
+                change
+                for kind in (first, second)
+                for change in kinds[kind]
+                if change.words == tried[kind].changes
+            ]
+            if self._first_that_fits([(strongest[0], strongest[1])]) is None:
+                continue
+            advice = self._first_that_fits(product(kinds[first], kinds[second]))
+            if advice is not None:
                 found.append(advice)
         return found
+
+    def _first_that_fits(self, pairs: Iterable[tuple[Change, Change]]) -> Advice | None:
+        for first, second in pairs:
+            change = both(first, second, self._request)
+            advice = None if change is None else self._try(change)
+            if advice is not None and _fits(advice):
+                return advice
+        return None
 
     def speedups(self) -> tuple[Advice, ...]:
         """Changes after which it still fits and is faster; the fastest of each kind."""
@@ -96,7 +121,7 @@ class _Adviser:
         best: dict[str, Advice] = {}
         for change in faster(self._request):
             advice = self._try(change)
-            if advice is None or advice.verdict is not Verdict.FITS:
+            if advice is None or not _fits(advice):
                 continue
             known = best.get(change.kind)
             is_faster = advice.time_ratio <= 1 - LEAST_SPEEDUP
@@ -158,15 +183,20 @@ class _Adviser:
         )
 
 
+def _fits(advice: Advice) -> bool:
+    return advice.verdict is Verdict.FITS
+
+
 def _best(advice: Advice) -> tuple[bool, float, int]:
     """The fastest that fits; else the one that needs least."""
-    fits = advice.verdict is Verdict.FITS
+    fits = _fits(advice)
     return not fits, advice.seconds_per_token if fits else 0.0, advice.upper_bytes
 
 
-def _by_time(advice: Advice) -> tuple[bool, float, int]:
-    return advice.verdict is not Verdict.FITS, advice.time_ratio, advice.upper_bytes
+def _by_time(advice: Advice) -> tuple[float, int]:
+    return advice.time_ratio, advice.upper_bytes
 
 
-def _saves_more(advice: Advice, known: Advice) -> bool:
-    return known.verdict is not Verdict.FITS and advice.saved_bytes > known.saved_bytes
+def _by_cost(advice: Advice) -> tuple[bool, bool, float, int]:
+    """More GPUs always take less time per token: that is what they cost, not what they save."""
+    return not _fits(advice), "gpus=" in advice.changes, *_by_time(advice)

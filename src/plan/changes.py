@@ -19,9 +19,11 @@ from src.spec import (
     Request,
 )
 
-MOST_GPUS = 1024
+MOST_TIMES = 8
+"""So many times the GPUs asked for are told at most, or one node of them."""
+
 SHORTEST = 128
-"""Where changes of the GPUs and of the sequence length stop."""
+"""The sequence length where halving stops."""
 
 
 class Change(NamedTuple):
@@ -157,12 +159,13 @@ def _finetuned(request: Request, job: Job, finetune: Finetune) -> Request:
 def _more_gpus(request: Request) -> Iterator[Change]:
     """The next sizes: one GPU more, then each doubling that fills whole nodes."""
     cluster = request.cluster
+    most = max(MOST_TIMES * cluster.num_gpus, cluster.gpus_per_node)
     sizes = [cluster.num_gpus + 1]
-    while sizes[-1] < MOST_GPUS:
+    while sizes[-1] < most:
         sizes.append(cluster.num_gpus * 2 ** len(sizes))
     for size in dict.fromkeys(sizes):
         is_whole = size <= cluster.gpus_per_node or size % cluster.gpus_per_node == 0
-        if is_whole and size <= MOST_GPUS:
+        if is_whole and size <= most:
             larger = replace(request, cluster=replace(cluster, num_gpus=size))
             yield Change(f"gpus={size}", "gpus", larger)
 
