@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from src.architecture import describe
 from src.memory.coverage import require_covered
 from src.memory.instants import Column, candidates
 from src.memory.kernels import choose_kernel
 from src.memory.parts import parts_of
-from src.memory.size import ZERO, Shape, Size, total, undominated
-from src.memory.terms import Instant, Term
+from src.memory.pools import Pools, pools_of
+from src.memory.size import Size, undominated
+from src.memory.terms import Instant
 from src.spec import Attention, Gpu, Interconnect, Job, Layout, Method, uneven_sequence
-
-SIDE_STREAMS = (Term.GATHERED_WEIGHTS, Term.COMMUNICATION_BUFFERS)
-"""Terms that all-gather's and reduce-scatter's streams allocate."""
 
 
 def columns(job: Job, method: Method, layout: Layout, gpu: Gpu) -> tuple[Column, ...]:
@@ -51,22 +49,6 @@ def _canonical(job: Job) -> Job:
     return job if job.seq_len == shortest else replace(job, seq_len=shortest)
 
 
-class Pools(NamedTuple):
-    """What the allocator's pools need: a pool keeps what its stream once needed.
-
-    Attributes:
-        sides: all-gather's and reduce-scatter's pools, each at its largest.
-        rest: candidates for the largest need of the stream that computes.
-    """
-
-    sides: Size
-    rest: tuple[Size, ...]
-
-    def at(self, shape: Shape) -> Any:
-        """Bytes of all pools at a shape."""
-        return self.sides.at(shape) + max(size.at(shape) for size in self.rest)
-
-
 class Answer(NamedTuple):
     """Everything that does not depend on the shape.
 
@@ -79,23 +61,6 @@ class Answer(NamedTuple):
     columns: tuple[Column, ...]
     host: Size
     pools: Pools
-
-
-def _pools(found: list[Column]) -> Pools:
-    step = [column for column in found if column.instant is not Instant.LOAD]
-    sides = [
-        Size(*map(max, zip(*(column.terms.get(term, ZERO) for column in step), strict=True)))
-        for term in SIDE_STREAMS
-    ]
-    rest = [
-        Column(
-            column.instant,
-            {},
-            total(size for term, size in column.terms.items() if term not in SIDE_STREAMS),
-        )
-        for column in step
-    ]
-    return Pools(sides=total(sides), rest=tuple(column.size for column in undominated(rest)))
 
 
 @lru_cache(maxsize=16)
@@ -128,5 +93,5 @@ def _answer(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Answer:
     ]
     kept = tuple(column for found in by_instant for column in found)
     return Answer(
-        columns=kept, host=parts.placement.host().plus(parts.on_host()), pools=_pools(found)
+        columns=kept, host=parts.placement.host().plus(parts.on_host()), pools=pools_of(parts, kept)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from src.architecture import describe
@@ -114,7 +115,7 @@ def estimate_step(step: Step) -> Estimate:
     totals = {instant: sum(cells.values()) for instant, cells in ledger.items()}
     peak_instant = max(totals, key=lambda instant: totals[instant])
     levels = level_model(step.layout, step.gpu)
-    pooled = round(found.pools.at(shape))
+    pooled = None if levels.is_full(totals[peak_instant]) else _pooled(step, ledger)
     loss = ledger[Instant.LOSS_BACKWARD]
     stranded = loss.get(Term.LOSS_TEMPORARIES, 0) // LOSS_BLOCKS
     return Estimate(
@@ -125,4 +126,26 @@ def estimate_step(step: Step) -> Estimate:
         peak_instant=peak_instant,
         ledger=ledger,
         host_bytes=round(found.host.at(shape)),
+    )
+
+
+def _pooled(step: Step, ledger: Ledger) -> float:
+    """Bytes of all pools: the most that a micro batch up to the step's needs."""
+    job = step.job
+    pools = answer(job, step.method, step.layout, step.gpu).pools
+    shape = _shape(job, step.micro_batch, job.seq_len)
+    before = _at_turns(job, step.method, step.layout, step.gpu) if pools.turns else ()
+    fewer = [num_bytes for tokens, num_bytes in before if tokens < shape.tokens]
+    return max(pools.at(shape, ledger), *fewer) if fewer else pools.at(shape, ledger)
+
+
+@lru_cache(maxsize=4096)
+def _at_turns(
+    job: Job, method: Method, layout: Layout, gpu: Gpu
+) -> tuple[tuple[float, float], ...]:
+    """Tokens at which the pools turn, and their bytes there."""
+    found, one = answer(job, method, layout, gpu), _shape(job, 1, job.seq_len)
+    at = [(tokens, one.scaled(tokens / one.tokens)) for tokens in found.pools.turns]
+    return tuple(
+        (tokens, found.pools.at(shape, _ledger(found.columns, shape))) for tokens, shape in at
     )

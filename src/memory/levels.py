@@ -1,10 +1,8 @@
 """From `allocated` to `reserved` and `device`, and the upper bound of each.
 
 FIRST MODELS: no fit to measured runs has replaced these figures yet; reports carry a wide upper
-bound because of them. `reserved`: a stream's blocks lie in a pool of its own, and a pool keeps what
-it once needed; so the pools of compute, all-gather and reduce-scatter are each taken at their
-largest, and some slack for blocks that do not fit the holes. Replays through the simulated
-allocator give that slack.
+bound because of them. `reserved`: what the pools hold (`src.memory.pools`), as long as the
+allocator need not give anything back.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ from src.memory.outside import outside_bytes
 from src.spec import Gpu, Layout
 from src.units import Levels
 
-SLACK = 0.12
-"""Share of the pools' bytes that the allocator holds beyond them, where it need not give anything
-back: the median over replays of the matrix of docs/accuracy.md."""
+HOLES = 0.025
+"""Share of a stream's segments that lies free between live blocks, or at a segment's end: what
+replays of the matrix of docs/accuracy.md hold beyond `src.memory.segments`, in the median."""
 
 SLACK_AT_CAPACITY = 0.015
 """What fragmentation still costs once the cache has been given back."""
@@ -45,19 +43,23 @@ class LevelModel:
     capacity: int
     outside: int
 
-    def estimate(self, allocated: int, *, pooled: int | None = None) -> Levels:
+    def is_full(self, allocated: int) -> bool:
+        """Whether the allocator gives its whole cache back: then pools do not matter."""
+        return allocated * (1 + SLACK_AT_CAPACITY) >= self.capacity - self.outside
+
+    def estimate(self, allocated: int, *, pooled: float | None = None) -> Levels:
         """All levels for an allocated peak in bytes.
 
         Args:
             allocated: the peak.
-            pooled: the largest bytes of each stream's pool, added up; None: one stream's, the peak.
+            pooled: bytes of all pools; None: of one stream's whose blocks all fit.
         """
         least = allocated * (1 + SLACK_AT_CAPACITY)
-        freely = (pooled or allocated) * (1 + SLACK)
+        freely = max(least, pooled or allocated * (1 + HOLES))
         reserved = round(min(freely, max(least, self.capacity - self.outside)))
         return Levels(allocated=allocated, reserved=reserved, device=reserved + self.outside)
 
-    def upper(self, allocated: int, *, pooled: int | None = None, fragmented: int = 0) -> Levels:
+    def upper(self, allocated: int, *, pooled: float | None = None, fragmented: int = 0) -> Levels:
         """The upper bound of all levels; never below the estimate.
 
         Args:
@@ -66,7 +68,7 @@ class LevelModel:
             fragmented: allocated bytes and stranded blocks of another moment, where they are more.
         """
         estimate = self.estimate(allocated, pooled=pooled)
-        freely = (pooled or allocated) * (1 + SLACK)
+        freely = pooled or allocated * (1 + HOLES)
         bound = upper_levels(estimate, freely=freely, outside=self.outside, capacity=self.capacity)
         stranded = round(fragmented * (1 + UPPER_ALLOCATED))
         return Levels(
@@ -84,7 +86,9 @@ def upper_outside(outside: int) -> int:
 def upper_levels(estimate: Levels, *, freely: float, outside: int, capacity: int) -> Levels:
     """The upper bound of an estimate at every level; never below it.
 
-    The cache is given back before the card is full, down to what fragmentation costs.
+    The cache is given back before the card is full, down to what fragmentation costs. The bound
+    never assumes less than that, so that whether it fits is a matter of allocated bytes alone,
+    which never fall as the batch grows.
 
     Args:
         estimate: what is estimated.
@@ -95,7 +99,8 @@ def upper_levels(estimate: Levels, *, freely: float, outside: int, capacity: int
     outside = upper_outside(outside)
     allocated = round(estimate.allocated * (1 + UPPER_ALLOCATED))
     least = allocated * (1 + UPPER_SLACK_AT_CAPACITY)
-    reserved = round(min(freely * (1 + UPPER_ALLOCATED), max(least, capacity - outside)))
+    freely = max(least, freely * (1 + UPPER_ALLOCATED))
+    reserved = round(min(freely, max(least, capacity - outside)))
     return Levels(
         allocated=allocated,
         reserved=max(reserved, estimate.reserved),

@@ -11,6 +11,7 @@ from src.memory.regime import Regime
 from src.memory.size import ZERO, Size
 from src.memory.tape import Moment, Tape, Terms, Value
 from src.memory.terms import Term
+from src.memory.working import Working
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +30,7 @@ class Profile:
         parameter_gradients: gradients that the backward pass leaves, as autograd leaves them.
         recast: casts of weights that nothing keeps on the GPU, though a backward pass reads them.
         on_host: what waits in host memory.
+        working: what the forward pass needs besides what it keeps; alternatives.
     """
 
     source: Size
@@ -43,6 +45,7 @@ class Profile:
     parameter_gradients: Size
     recast: Size
     on_host: Size
+    working: tuple[Working, ...]
 
 
 @lru_cache(maxsize=4096)
@@ -123,4 +126,5 @@ def profile_of(tape: Tape, source: Value, first: Value, out: Value) -> Profile:
         parameter_gradients=gradients,
         recast=tape.recomputed().get(Term.CAST_WEIGHTS, ZERO),
         on_host=tape.on_host(),
+        working=tape.working(source, out),
     )

@@ -74,6 +74,16 @@ class Shape(NamedTuple):
             rows=_chunk_rows(tokens, num_chunks),
         )
 
+    def scaled(self, factor: float) -> Shape:
+        """The shape with that many times the sequences, which need not be whole ones."""
+        return Shape(
+            tokens=self.tokens * factor,
+            scores=self.scores * factor,
+            padded=self.padded * factor,
+            positions=self.positions,
+            rows=self.rows * factor,
+        )
+
 
 def _chunk_rows(tokens: Any, num_chunks: int) -> Any:
     """The tokens of a chunk, rounded up to a power of two, but not beyond all tokens.

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from src.memory.size import ZERO, Size, total, undominated
 from src.memory.terms import Term
 from src.memory.walk import Node, Region, Walk
+from src.memory.working import Operation, Working, working_sets
 
 Terms = dict[Term, Size]
 
@@ -90,6 +91,8 @@ class Tape:
     _region: int | None = None
     token_share: float = 1.0
     _retained: set[int] = field(default_factory=set)
+    _operations: list[Operation] = field(default_factory=list)
+    _cached: set[int] = field(default_factory=set)
 
     def tensor(
         self,
@@ -198,6 +201,9 @@ class Tape:
             retained: tensors it has as plain attributes: they live as long as the graph, that is
                 to the end of the whole backward pass, and checkpointing does not drop them.
         """
+        self._operations.append(Operation(out, tuple(inputs), tuple(saved), temporary))
+        if out.requires_grad and self._terms[out.storage] is Term.CAST_WEIGHTS:
+            self._cached.add(out.storage)
         differentiable = tuple(value for value in inputs if self.needs_gradient(value))
         if not differentiable:
             self._constants.add(out)
@@ -246,6 +252,16 @@ class Tape:
     def retained(self) -> Terms:
         """What lives to the end of the backward pass (see `record`)."""
         return self._by_term(self._retained)
+
+    def working(self, source: Value, out: Value) -> tuple[Working, ...]:
+        """What the forward pass from `source` to `out` needs besides what it keeps.
+
+        Autocast keeps its copies of trained weights too.
+        """
+        kept = self._cached | {source.storage}
+        if not (self.runs_again or self.offloads):
+            kept = kept | self._held() | self._retained
+        return working_sets(self._operations, self._sizes, out=out, kept=kept)
 
     def saves(self, value: Value) -> bool:
         """Whether the storage of `value` is kept."""

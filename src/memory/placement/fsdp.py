@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from src.memory.counts import Counts, Tensor, trained_tensors
 from src.memory.optimizers import state_bytes, temporary_bytes
+from src.memory.placement.streams import Streams
 from src.memory.placement.whole import Placement
 from src.memory.regime import stored_bytes
 from src.memory.size import FLOAT_BYTES, Size, fixed
@@ -160,6 +161,30 @@ class FsdpPlacement(Placement):
         first = 0 if self.method is Method.FSDP_GRAD else max(index - 1, 0)
         whole = sum(self._whole(part) for part in blocks[first : index + 1])
         return fixed(self._whole(self.counts.edges) + whole)
+
+    def streams(self) -> Streams:
+        """All-gather: root and first block, or two blocks, and the cast shards that it sends.
+
+        Reduce-scatter: reduced gradients, and the largest output that is cast to one. Gradients to
+        reduce and whole weights are the computing stream's (_fsdp_collectives.py).
+        """
+        blocks, edges = self.counts.blocks, self._whole(self.counts.edges)
+        whole = [self._whole(part) for part in blocks]
+        received = max(edges + whole[0], sum(whole[:2]), sum(whole[-2:]))
+        casts = stored_bytes(self.job)[0] != self.regime.parameter_bytes
+        outputs = max(part.trained_shard for part in blocks) * self.reduce_bytes
+        reduced = max(self._root_output(), outputs * self.casts_reduction)
+        if self.method is Method.FSDP_GRAD:
+            edges = self._whole(self.counts.all)
+        return Streams(
+            gathered=edges,
+            most_gathered=edges + (0 if self.method is Method.FSDP_GRAD else max(whole)),
+            most_reduced=max(self._reduce_input(part) for part in (*blocks, self.counts.edges)),
+            has_gradients=False,
+            sides=received * (1 + casts / self.layout.shard)
+            + self.kept_gradients(self.counts.all)
+            + reduced,
+        )
 
     def gathered_edges(self) -> Size:
         """The root."""

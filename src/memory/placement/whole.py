@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from src.architecture import Decoder
 from src.memory.counts import Counts, ModelCounts, Tensor, trained_tensors
 from src.memory.optimizers import paged_bytes, state_bytes, temporary_bytes
+from src.memory.placement.streams import Streams
 from src.memory.regime import Regime, stored_bytes
 from src.memory.size import FLOAT_BYTES, ZERO, Size, fixed
 from src.memory.tape import Terms
@@ -76,6 +77,10 @@ class Placement:
     def ddp_buckets(self) -> float:
         """One gradient-sized buffer in all (`gradient_as_bucket_view` is off by default)."""
         return self.counts.all.trained * self.trained_bytes
+
+    def streams(self) -> Streams:
+        """What lies in other streams' pools: nothing."""
+        return Streams()
 
     def load(self) -> Terms:
         """The weights as they arrive, before the wrapper and the optimizer exist."""
