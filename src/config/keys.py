@@ -100,6 +100,7 @@ KEYS: dict[str, Key] = {
     "offload": _choice(Offload, "what waits in host memory; all: parameters too"),
     "activation_offload": Key(allowed=_SWITCH, meaning="kept activations wait in host memory"),
     "sequence_parallel": Key(allowed=_SWITCH, meaning="with tensor parallelism"),
+    "vocab_parallel": Key(allowed=_SWITCH, meaning="embedding and head are split too; dryrun"),
     "fp32_reduce": Key(allowed=_SWITCH, meaning="FSDP, DeepSpeed: gradients reduced in fp32"),
     "estimator": _choice(
         EstimatorKind, "who answers; auto: calibrated, and dryrun where formula cannot"

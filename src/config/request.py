@@ -274,6 +274,7 @@ def _job(keys: Mapping[str, Any], model: Model, finetune: Finetune, seq_len: int
         offload=parse_choice(Offload, keys["offload"], key="offload"),
         activation_offload=keys["activation_offload"],
         sequence_parallel=keys["sequence_parallel"],
+        vocab_parallel=keys["vocab_parallel"],
         fp32_reduce=keys["fp32_reduce"],
         zero=ZeroBuffers(**keys["zero"]),
     )

@@ -73,6 +73,7 @@ class EstimateConfig:
     offload: str = MISSING
     activation_offload: bool = MISSING
     sequence_parallel: bool = MISSING
+    vocab_parallel: bool = MISSING
     fp32_reduce: bool = MISSING
     estimator: str = MISSING
     champion: str | None = None

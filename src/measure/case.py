@@ -56,7 +56,7 @@ _CHOICES = {
     "loss": Loss,
     "offload": Offload,
 }
-_SWITCHES = ("activation_offload", "sequence_parallel", "fp32_reduce")
+_SWITCHES = ("activation_offload", "sequence_parallel", "vocab_parallel", "fp32_reduce")
 _FINETUNE_CHOICES = {"kind": FinetuneKind, "quantization": Quantization, "upcast": Upcast}
 DEVICES = ("simulated", "cuda")
 

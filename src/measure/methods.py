@@ -212,10 +212,16 @@ class LocalGradients:
         ]
 
     def hand_over(self) -> None:
-        """Give each local part its gradient."""
+        """Give each local part its gradient; one that is still to be summed is, as FSDP does it."""
         for parameter, local in self._pairs:
-            if parameter.grad is not None:
-                local.grad = local_tensor(parameter.grad)
+            grad: Any = parameter.grad
+            if grad is None:
+                continue
+            placements = getattr(parameter, "placements", None)
+            if placements is not None and grad.placements != placements:
+                with torch.no_grad():
+                    grad = parameter.grad = grad.redistribute(placements=placements)
+            local.grad = local_tensor(grad)
 
     def clear(self) -> None:
         """Drop the gradients of the distributed parameters."""

@@ -12,6 +12,7 @@ from src.memory.mixed_dtypes import mixed_dtypes
 from src.memory.sequence_limits import unsplit_adapters, whole_experts
 from src.memory.terms import Instant, Term
 from src.memory.tuning import check_trained_blocks, is_target
+from src.memory.vocab_limits import scaled_table, uneven_vocabulary
 
 __all__ = [
     "Estimate",
@@ -32,6 +33,8 @@ __all__ = [
     "llmem_step",
     "mixed_dtypes",
     "peak_allocated",
+    "scaled_table",
+    "uneven_vocabulary",
     "unsplit_adapters",
     "whole_experts",
 ]

@@ -98,6 +98,7 @@ def request_dict(request: Request) -> dict[str, Any]:
         "offload": job.offload.value,
         "activation_offload": job.activation_offload,
         "sequence_parallel": job.sequence_parallel,
+        "vocab_parallel": job.vocab_parallel,
         "fp32_reduce": job.fp32_reduce,
         "estimator": request.estimator.value,
         "runtime": request.runtime.value,

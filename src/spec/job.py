@@ -147,6 +147,8 @@ class Job:
         activation_offload: whether tensors kept for the backward pass wait in host memory
             (`torch.autograd.graph.save_on_cpu`).
         sequence_parallel: whether what tensor parallelism leaves whole is split along the sequence.
+        vocab_parallel: whether tensor parallelism splits token embedding and head along the
+            vocabulary too; every GPU gets all logits.
         fp32_reduce: whether FSDP and DeepSpeed reduce half-precision gradients in fp32.
         zero: DeepSpeed's buffers; no effect on other methods.
     """
@@ -164,6 +166,7 @@ class Job:
     offload: Offload = Offload.NONE
     activation_offload: bool = False
     sequence_parallel: bool = False
+    vocab_parallel: bool = False
     fp32_reduce: bool = False
     zero: ZeroBuffers = field(default_factory=ZeroBuffers)
 

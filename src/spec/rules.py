@@ -8,6 +8,7 @@ from src.errors import UserError
 from src.spec.choices import (
     Checkpointing,
     FinetuneKind,
+    Loss,
     Method,
     Offload,
     Optimizer,
@@ -98,6 +99,17 @@ _RULES: tuple[_Rule, ...] = (
         "finetune.upcast",
         lambda job, _: job.finetune.upcast,
         "norms in fp32 beside a head in bf16 need autocast; precision=bf16-mixed, or all or none",
+    ),
+    (
+        lambda job, method: (
+            job.vocab_parallel
+            and method.has_tensor_parallel
+            and (job.sequence_parallel or job.loss not in (Loss.STANDARD, Loss.STANDARD_4X))
+        ),
+        "vocab_parallel",
+        lambda _job, _method: "true",
+        "a split head gives every GPU all logits of the whole sequence; false, or loss=standard and "
+        "sequence_parallel=false",
     ),
     (
         lambda job, method: (
