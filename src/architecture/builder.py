@@ -34,11 +34,13 @@ class BlockBuilder:
         source: name of the incoming value.
         width: its width.
         prefix: put before every parameter name.
+        plain_linears: whether the Linears' class is `nn.Linear` or `Conv1D` itself.
     """
 
     source: str = "x"
     width: int = 0
     prefix: str = ""
+    plain_linears: bool = True
     _ops: list[Op] = field(default_factory=list)
     _widths: dict[str, int] = field(default_factory=dict)
     _attention_stop: int | None = None
@@ -119,6 +121,7 @@ class BlockBuilder:
                 parallel=parallel,
                 is_attention=is_attention,
                 is_module=is_module,
+                is_plain=self.plain_linears,
                 tied=tied,
                 bias_name=None if bias_name is None else self.prefix + bias_name,
                 stays_fp32=stays_fp32,

@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+CLAMPED_SWIGLU = "clamped_swiglu"
+"""gpt-oss's gate: both halves clamped, `(up + 1) * gate * sigmoid(gate * alpha)`."""
+
 
 class Parallel(StrEnum):
     """How tensor parallelism splits a Linear: its outputs, its inputs, or not at all.
@@ -149,6 +152,7 @@ class Linear(Unary):
         parallel: how tensor parallelism splits it.
         is_attention: whether it is one of the attention projections (LoRA's default targets).
         is_module: whether it is an `nn.Linear` or `Conv1D` that PEFT can adapt (routers are not).
+        is_plain: whether its class is one of these, and no subclass.
         tied: whether the weight is the token embedding's; then it is no parameter of its own.
         bias_name: full name of the bias where it is not `<name>.bias` (bert's head).
         stays_fp32: whether transformers keeps it in fp32 in a half-precision model.
@@ -161,6 +165,7 @@ class Linear(Unary):
     parallel: Parallel
     is_attention: bool = False
     is_module: bool = True
+    is_plain: bool = True
     tied: bool = False
     bias_name: str | None = None
     stays_fp32: bool = False

@@ -197,8 +197,7 @@ def parallelize(model: nn.Module, blocks: list[nn.Module], mesh: Any, job: Job) 
         elif sequence_parallel and adapted_name(name) != name:
             raise unsplit_adapters(job)
     parallelize_module(model, mesh, styles)
-    if job.vocab_parallel:
-        split_vocabulary(model, mesh, job)
+    split_vocabulary(model, mesh, job)
 
 
 def _adapter_styles(

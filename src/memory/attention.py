@@ -185,6 +185,9 @@ def _eager(
     if op.softcap:
         scaled = _capped(low, heads, scaled)
     softmax_bytes = FLOAT_BYTES if op.softmax_fp32 or low.regime.autocast else scaled.dtype_bytes
+    if op.sinks_name is not None:
+        # The softmax is told the dtype of scores and sinks put together; autocast lets it be.
+        softmax_bytes = max(scaled.dtype_bytes, low.regime.parameter_bytes)
     taken = low.cast(scaled, softmax_bytes)
     soft = _scores(low, heads, softmax_bytes)
     low.tape.record(soft, [taken], saved=[soft])
@@ -194,19 +197,10 @@ def _eager(
         low.tape.record(weights, [soft])
     if op.dropout:
         weights = _dropped(low, heads, weights)
-    elif op.sinks_name is not None:
-        weights = _without_sink(low, heads, weights)
     width = heads.query * heads.value_head_dim
     out = low.tape.tensor(width, compute, share=query.share)
     low.tape.record(out, [weights, value], saved=[weights, value])
     return low.contiguous(out)
-
-
-def _without_sink(low: Pieces, heads: _Heads, source: Value) -> Value:
-    """Cutting the sink's column off leaves a view that the matrix multiply has to copy."""
-    out = _scores(low, heads, source.dtype_bytes)
-    low.tape.record(out, [source])
-    return out
 
 
 def _capped(low: Pieces, heads: _Heads, source: Value) -> Value:

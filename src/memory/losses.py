@@ -122,7 +122,7 @@ def _whole(stream: _Stream) -> Head:
     upcast = UPCASTS_4X[decoder.model_type] if is_4x else Upcast4x.COPY
     read = compute if upcast is Upcast4x.NONE else FLOAT_BYTES
     in_fp32 = upcast in (Upcast4x.IN_PLACE, Upcast4x.ROUND_TRIP)
-    copies = read if is_4x else 0
+    copies, shifted = 0, read if is_4x else 0
     if upcast is Upcast4x.COPY:
         copies += _unless(FLOAT_BYTES, compute)
     elif upcast is Upcast4x.ROUND_TRIP and not regime.autocast:
@@ -142,7 +142,9 @@ def _whole(stream: _Stream) -> Head:
         inside=(
             {
                 Term.LOGITS: per_token(vocab * (FLOAT_BYTES if in_fp32 else compute)),
-                Term.LOSS_TEMPORARIES: per_token(vocab * (copies + again + log_bytes)),
+                Term.LOSS_TEMPORARIES: Size(
+                    per_token=vocab * (copies + again + log_bytes), per_sliced=vocab * shifted
+                ),
             },
         ),
         outputs=outputs,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from src.architecture import Block
 from src.architecture.ops import (
+    CLAMPED_SWIGLU,
     Activation,
     Add,
     Attention,
@@ -81,13 +82,14 @@ class Lowering(Pieces):
         finetune, head = self.regime.finetune, self.regime.head
         if op.parallel.splits_outputs and self.regime.splits_sequence:
             source = self.whole_sequence(op, source)
-        if is_quantised(op, finetune, head):
+        quantised = is_quantised(op, finetune, head)
+        if quantised:
             out = self.quantised(source, op.in_features * op.width, op.width)
         else:
             out = self.dense(op, source)
         if not is_target(op, finetune, head):
             return out
-        if finetune.is_quantized:
+        if quantised:
             return self.quantised_adapter(op, source, out)
         return self.adapter(op, source, out)
 
@@ -268,7 +270,10 @@ class Lowering(Pieces):
         inner = copies * op.intermediate / self.regime.tp
         joint = self.product(taken, self.stored(2 * stacked, trained=trained), 2 * inner, 1.0)
         gate, up = self.tape.view(joint, inner), self.tape.view(joint, inner)
-        product = self.multiply(self.activation(op.function, gate), up)
+        if op.function == CLAMPED_SWIGLU:
+            product = self.clamped_gate(gate, up)
+        else:
+            product = self.multiply(self.activation(op.function, gate), up)
         out = self.product(product, self.stored(stacked, trained=trained), taken.width, 1.0)
         weights = self.tape.tensor(copies, out.dtype_bytes)
         self.tape.record(weights, [routed])
@@ -277,6 +282,20 @@ class Lowering(Pieces):
         summed = self.tape.tensor(source.width, weighted.dtype_bytes)
         self.tape.record(summed, [self.copy(weighted, int(weighted.width), upcast=False)])
         return self.cast(summed, source.dtype_bytes)
+
+    def clamped_gate(self, gate: Value, up: Value) -> Value:
+        """`(clamp(up) + 1) * (clamp(gate) * sigmoid(clamp(gate) * alpha))`, a step at a time."""
+        limited = []
+        for part in (gate, up):
+            clamped = self.like(part)
+            self.tape.record(clamped, [part], saved=[part])
+            limited.append(clamped)
+        steep = self.like(gate)
+        self.tape.record(steep, limited[:1])
+        glu = self.multiply(limited[0], self.activation("sigmoid", steep))
+        raised = self.like(up)
+        self.tape.record(raised, limited[1:])
+        return self.multiply(raised, glu)
 
     def behind_prompt(self, tokens: Value) -> Value:
         """`cat((prompts.to(dtype), embeddings))`; embeddings that are a leaf are held besides."""

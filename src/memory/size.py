@@ -1,7 +1,7 @@
 """Bytes as a function of micro batch and sequence, and the shape at which they are evaluated.
 
 Letters: B micro batch, S sequence length, S128 the sequence rounded up to 128, C the tokens of one
-chunk of a fused loss.
+chunk of a fused loss, B2 the micro batch where it is 2 or more, else 0.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ FLOAT_BYTES = 4
 
 
 class Size(NamedTuple):
-    """`fixed + per_token*B*S + per_score*B*S*S + per_padded*B*S128 + per_position*S + per_row*C`.
+    """Bytes, by what they grow with.
 
-    In bytes.
+    `fixed + per_token*B*S + per_score*B*S*S + per_padded*B*S128 + per_position*S + per_row*C +
+    per_sliced*B2*S`: a slice of the tokens of a lone sequence is contiguous and needs no copy.
     """
 
     fixed: float = 0
@@ -25,6 +26,7 @@ class Size(NamedTuple):
     per_padded: float = 0
     per_position: float = 0
     per_row: float = 0
+    per_sliced: float = 0
 
     def plus(self, other: Size) -> Size:
         """The sum, coefficient by coefficient."""
@@ -43,6 +45,7 @@ class Size(NamedTuple):
             + self.per_padded * shape.padded
             + self.per_position * shape.positions
             + self.per_row * shape.rows
+            + self.per_sliced * shape.sliced
         )
 
     def at_least(self, other: Size) -> bool:
@@ -61,6 +64,7 @@ class Shape(NamedTuple):
     padded: Any
     positions: Any
     rows: Any
+    sliced: Any
 
     @classmethod
     def of(cls, micro_batch: Any, seq_len: Any, *, num_chunks: int = 1) -> Shape:
@@ -72,6 +76,7 @@ class Shape(NamedTuple):
             padded=micro_batch * ((seq_len + 127) // 128 * 128),
             positions=seq_len,
             rows=_chunk_rows(tokens, num_chunks),
+            sliced=tokens * (micro_batch > 1),
         )
 
     def scaled(self, factor: float) -> Shape:

@@ -40,10 +40,12 @@ def is_target(op: Linear, finetune: Finetune, head: str) -> bool:
 def is_quantised(op: Op, finetune: Finetune, head: str) -> bool:
     """Whether bitsandbytes stores this operation's weight.
 
-    transformers replaces every Linear but the head (`replace_with_bnb_linear`); weights of stacked
-    experts and of routers are no modules.
+    transformers replaces every Linear but the head (`replace_with_bnb_linear`), since 5.0 none
+    of a subclass (falcon's); weights of stacked experts and of routers are no modules.
     """
-    return finetune.is_quantized and isinstance(op, Linear) and op.is_module and op.name != head
+    if not isinstance(op, Linear) or not (op.is_module and op.is_plain):
+        return False
+    return finetune.is_quantized and op.name != head
 
 
 _FOUR_DIMENSIONAL = frozenset({"deepseek_v2"})

@@ -36,9 +36,9 @@ def advise(request: Request, estimator: Estimator) -> tuple[Advice, ...]:
     """Advice for a request: what makes it fit, or, where it fits, what makes it faster.
 
     Of what makes it fit, changes that cost least time come first, more GPUs last; pairs are tried
-    where no single setting is enough. Every number is the estimator's for the changed request: for the fastest
-    method that fits, else the one that needs least; at the micro batch asked for, else at 1, or at
-    the largest where the job fits.
+    where no single setting is enough. Every number is the estimator's for the changed request: for
+    the fastest method that fits, else the one that needs least; at the micro batch asked for, else
+    at 1, or at the largest where the job fits.
     """
     adviser = _Adviser(request, estimator)
     if adviser.base is None:

@@ -108,8 +108,8 @@ _RULES: tuple[_Rule, ...] = (
         ),
         "vocab_parallel",
         lambda _job, _method: "true",
-        "a split head gives every GPU all logits of the whole sequence; false, or loss=standard and "
-        "sequence_parallel=false",
+        "a split head gives every GPU all logits of the whole sequence; false, or loss=standard "
+        "and sequence_parallel=false",
     ),
     (
         lambda job, method: (

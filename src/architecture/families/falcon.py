@@ -52,7 +52,7 @@ def _block(fields: Fields, hidden: int) -> Block:
     if new and not parallel:
         allowed = "true, as new_decoder_architecture needs it"
         raise fields.error("parallel_attn", False, allowed)
-    build = BlockBuilder(width=hidden)
+    build = BlockBuilder(width=hidden, plain_linears=False)  # its own FalconLinear
     attention_norm, mlp_norm = _norms(fields, build, new=new, parallel=parallel)
     attended = _attention(fields, build, attention_norm, new=new)
     residual = "x"

@@ -18,12 +18,10 @@ from src.architecture.families.llama import (
 from src.architecture.families.qwen import qwen3_attention
 from src.architecture.families.residual import residual_block
 from src.architecture.fields import Fields
-from src.architecture.ops import NormKind
+from src.architecture.ops import CLAMPED_SWIGLU, NormKind
+
 
 # Gate and up interleaved, both clamped, `(up + 1) * gate * sigmoid(alpha * gate)`.
-GPT_OSS_GATE = "clamped_swiglu"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseMLP:
     """A router and its experts, under `mlp`.
@@ -174,7 +172,7 @@ def gpt_oss(fields: Fields) -> Decoder:
         num_experts=num_experts,
         top_k=read_top_k(fields, num_experts),
         intermediate=fields.integer("intermediate_size"),
-        function=GPT_OSS_GATE,
+        function=CLAMPED_SWIGLU,
         router="router",
         bias=True,
     )
