@@ -87,6 +87,7 @@ class Shape(NamedTuple):
             padded=self.padded * factor,
             positions=self.positions,
             rows=self.rows * factor,
+            sliced=self.sliced * factor,
         )
 
 
