@@ -58,6 +58,7 @@ WIDE = {
     "num_hidden_layers": 3,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
 }
 SHARDED = {"method": "fsdp", "layout": {"dp": 4, "shard": 4}}
 
