@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 CLAMPED_SWIGLU = "clamped_swiglu"
-"""gpt-oss's gate: both halves clamped, `(up + 1) * gate * sigmoid(gate * alpha)`."""
+"""gpt-oss's gate: interleaved with up, both clamped, `(up + 1) * gate * sigmoid(gate * alpha)`."""
 
 
 class Parallel(StrEnum):

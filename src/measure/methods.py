@@ -116,6 +116,10 @@ def apply_method(
         if make_real is not None:
             make_real(model)
         parallelize(model, blocks, meshes.tensor, case.step.job)
+        if case.step.job.vocab_parallel:
+            from src.measure.vocab_parallel import split_vocabulary
+
+            split_vocabulary(model, meshes.tensor, case.step.job)
     if not case.step.method.is_fsdp or meshes.data is None:
         return model
     if case.loop.fsdp1:

@@ -163,7 +163,6 @@ def parallelize(model: nn.Module, blocks: list[nn.Module], mesh: Any, job: Job) 
 
     from src.measure.conv1d import ColumnConv1D, RowConv1D
     from src.measure.sequence_parallel import ScatteredRow, ScatteredRowConv1D, around
-    from src.measure.vocab_parallel import split_vocabulary
 
     found = plan(model, blocks, mesh.size())
     is_whole = {name: gathered(name, found, model) for name in found}
@@ -197,7 +196,6 @@ def parallelize(model: nn.Module, blocks: list[nn.Module], mesh: Any, job: Job) 
         elif sequence_parallel and adapted_name(name) != name:
             raise unsplit_adapters(job)
     parallelize_module(model, mesh, styles)
-    split_vocabulary(model, mesh, job)
 
 
 def _adapter_styles(

@@ -18,13 +18,11 @@ from src.spec import Job
 
 
 def split_vocabulary(model: Any, mesh: Any, job: Job) -> None:
-    """Split both if the job asks for it; what was tied is one parameter still.
+    """Split both; what was tied is one parameter still.
 
     Raises:
         UserError: the table is no plain lookup, or the group does not divide the vocabulary.
     """
-    if not job.vocab_parallel:
-        return
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if type(embedding) is not nn.Embedding:
         raise scaled_table(job)

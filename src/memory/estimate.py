@@ -12,6 +12,7 @@ from src.memory.columns import answer, columns
 from src.memory.instants import Column
 from src.memory.levels import level_model
 from src.memory.losses import num_chunks
+from src.memory.pools import Pools
 from src.memory.size import Shape
 from src.memory.terms import Instant, Term
 from src.spec import Gpu, Job, Layout, Method, Step
@@ -115,7 +116,9 @@ def estimate_step(step: Step) -> Estimate:
     totals = {instant: sum(cells.values()) for instant, cells in ledger.items()}
     peak_instant = max(totals, key=lambda instant: totals[instant])
     levels = level_model(step.layout, step.gpu)
-    pooled = None if levels.is_full(totals[peak_instant]) else _pooled(step, ledger)
+    pooled = (
+        None if levels.is_full(totals[peak_instant]) else _pooled(step, found.pools, shape, ledger)
+    )
     loss = ledger[Instant.LOSS_BACKWARD]
     stranded = loss.get(Term.LOSS_TEMPORARIES, 0) // LOSS_BLOCKS
     return Estimate(
@@ -129,14 +132,11 @@ def estimate_step(step: Step) -> Estimate:
     )
 
 
-def _pooled(step: Step, ledger: Ledger) -> float:
+def _pooled(step: Step, pools: Pools, shape: Shape, ledger: Ledger) -> float:
     """Bytes of all pools: the most that a micro batch up to the step's needs."""
-    job = step.job
-    pools = answer(job, step.method, step.layout, step.gpu).pools
-    shape = _shape(job, step.micro_batch, job.seq_len)
-    before = _at_turns(job, step.method, step.layout, step.gpu) if pools.turns else ()
+    before = _at_turns(step.job, step.method, step.layout, step.gpu) if pools.turns else ()
     fewer = [num_bytes for tokens, num_bytes in before if tokens < shape.tokens]
-    return max(pools.at(shape, ledger), *fewer) if fewer else pools.at(shape, ledger)
+    return max([pools.at(shape, ledger), *fewer])
 
 
 @lru_cache(maxsize=4096)

@@ -301,17 +301,12 @@ def pools_of(parts: Parts, columns: Sequence[Column]) -> Pools:
     ]
     upcast = UPCASTS_4X.get(decoder.model_type)
     shifts = job.loss is Loss.STANDARD_4X and upcast in (Upcast4x.NONE, Upcast4x.ROUND_TRIP)
-    constant = (
-        (Term.OPTIMIZER_STATES,)
-        if not placement.method.is_zero
-        else (
-            Term.OPTIMIZER_STATES,
-            Term.COMMUNICATION_BUFFERS,
-        )
-    )
+    apart = {Term.OPTIMIZER_STATES}
+    if placement.method.is_zero:
+        apart.add(Term.COMMUNICATION_BUFFERS)
     return Pools(
         always=total(
-            [fixed(streams.gathered), *(s for term, s in static.items() if term not in constant)]
+            [fixed(streams.gathered), *(s for term, s in static.items() if term not in apart)]
         ),
         states=_states(kept, static.get(Term.OPTIMIZER_STATES, ZERO).fixed, job.optimizer),
         workspace=static[Term.WORKSPACES].fixed / 2,

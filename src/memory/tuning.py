@@ -43,9 +43,13 @@ def is_quantised(op: Op, finetune: Finetune, head: str) -> bool:
     transformers replaces every Linear but the head (`replace_with_bnb_linear`), since 5.0 none
     of a subclass (falcon's); weights of stacked experts and of routers are no modules.
     """
-    if not isinstance(op, Linear) or not (op.is_module and op.is_plain):
-        return False
-    return finetune.is_quantized and op.name != head
+    return (
+        finetune.is_quantized
+        and isinstance(op, Linear)
+        and op.is_module
+        and op.is_plain
+        and op.name != head
+    )
 
 
 _FOUR_DIMENSIONAL = frozenset({"deepseek_v2"})

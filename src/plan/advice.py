@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import combinations, groupby, product
+from itertools import combinations, product
 
 from src.architecture import Decoder, describe
 from src.errors import UserError
@@ -59,19 +59,19 @@ class _Adviser:
 
     def savings(self) -> tuple[Advice, ...]:
         """Changes after which the job fits; the nearest ones where none is enough."""
-        kinds = {
-            kind: list(changes)
-            for kind, changes in groupby(leaner(self._request), key=lambda change: change.kind)
-        }
+        kinds: dict[str, list[Change]] = {}
+        for change in leaner(self._request):
+            kinds.setdefault(change.kind, []).append(change)
         tried = {kind: best for kind in kinds if (best := self._smallest(kinds[kind])) is not None}
         fitting = {kind: advice for kind, advice in tried.items() if _fits(advice)}
         short = sorted(tried.keys() - fitting.keys(), key=lambda kind: -tried[kind].saved_bytes)
         told = list(fitting.values())
         if fitting.keys() <= COSTLY:
             settings = [kind for kind in short if kind not in GOALS]
-            told += self._pairs({kind: kinds[kind] for kind in settings[:PAIRED]}, tried)
+            told += self._pairs(combinations(settings[:PAIRED], 2), kinds, tried)
         if not told:
-            told = self._pairs({kind: kinds[kind] for kind in short[:PAIRED]}, tried)
+            goals = (pair for pair in combinations(short[:PAIRED], 2) if GOALS & set(pair))
+            told = self._pairs(goals, kinds, tried)
         nearest = [tried[kind] for kind in short[:2]]
         return tuple(sorted(told or nearest, key=_by_cost)[:MOST_LINES])
 
@@ -88,17 +88,25 @@ class _Adviser:
                 found = advice
         return found
 
-    def _pairs(self, kinds: dict[str, list[Change]], tried: dict[str, Advice]) -> list[Advice]:
-        """The first change of each two kinds that make it fit together; neither does alone."""
+    def _pairs(
+        self,
+        pairs: Iterable[tuple[str, str]],
+        kinds: dict[str, list[Change]],
+        tried: dict[str, Advice],
+    ) -> list[Advice]:
+        """Of two kinds each, the first two changes that make it fit together.
+
+        None where not even those two do that save most alone.
+        """
+        strongest = {
+            change.kind: change
+            for kind, advice in tried.items()
+            for change in kinds[kind]
+            if change.words == advice.changes
+        }
         found = []
-        for first, second in combinations(kinds, 2):
-            strongest = [
-                change
-                for kind in (first, second)
-                for change in kinds[kind]
-                if change.words == tried[kind].changes
-            ]
-            if self._first_that_fits([(strongest[0], strongest[1])]) is None:
+        for first, second in pairs:
+            if self._first_that_fits([(strongest[first], strongest[second])]) is None:
                 continue
             advice = self._first_that_fits(product(kinds[first], kinds[second]))
             if advice is not None:

@@ -21,7 +21,6 @@ from src.architecture.fields import Fields
 from src.architecture.ops import CLAMPED_SWIGLU, NormKind
 
 
-# Gate and up interleaved, both clamped, `(up + 1) * gate * sigmoid(alpha * gate)`.
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseMLP:
     """A router and its experts, under `mlp`.
