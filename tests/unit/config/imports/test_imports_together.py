@@ -15,6 +15,7 @@ from src.config.imports import import_files
 from src.errors import UserError
 from src.estimate import estimate, run
 from src.report.as_json import request_dict
+from tests.import_files import write
 
 LORA = """
 base_model: opt-125m
@@ -25,12 +26,6 @@ micro_batch_size: 2
 sequence_len: 128
 """
 LAUNCH = "distributed_type: FSDP\nnum_processes: 4\nmixed_precision: bf16\nnum_machines: 1\n"
-
-
-def write(folder: Path, name: str, content: Any) -> str:
-    file = folder / name
-    file.write_text(content if isinstance(content, str) else json.dumps(content))
-    return str(file)
 
 
 def error_of(written: Any, **typed: Any) -> str:
