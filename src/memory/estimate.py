@@ -145,7 +145,7 @@ def _at_turns(
 ) -> tuple[tuple[float, float], ...]:
     """Tokens at which the pools turn, and their bytes there."""
     found, one = answer(job, method, layout, gpu), _shape(job, 1, job.seq_len)
-    at = [(tokens, one.scaled(tokens / one.tokens)) for tokens in found.pools.turns]
+    at = [(tokens, one.repeated(tokens / one.tokens)) for tokens in found.pools.turns]
     return tuple(
         (tokens, found.pools.at(shape, _ledger(found.columns, shape))) for tokens, shape in at
     )

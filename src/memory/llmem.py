@@ -277,6 +277,7 @@ _KNOWN: tuple[tuple[str, Callable[[Job], object], tuple[object, ...], str], ...]
     ("offload", lambda job: job.offload, (Offload.NONE,), "none"),
     ("activation_offload", lambda job: job.activation_offload, (False,), "false"),
     ("sequence_parallel", lambda job: job.sequence_parallel, (False,), "false"),
+    ("vocab_parallel", lambda job: job.vocab_parallel, (False,), "false"),
 )
 """(key, its value, values that LLMem's formulas speak of, the same in words)."""
 

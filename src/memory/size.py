@@ -79,15 +79,15 @@ class Shape(NamedTuple):
             sliced=tokens * (micro_batch > 1),
         )
 
-    def scaled(self, factor: float) -> Shape:
-        """The shape with that many times the sequences, which need not be whole ones."""
+    def repeated(self, factor: float) -> Shape:
+        """A lone sequence's shape so many times over; they need not be whole ones."""
         return Shape(
             tokens=self.tokens * factor,
             scores=self.scores * factor,
             padded=self.padded * factor,
             positions=self.positions,
             rows=self.rows * factor,
-            sliced=self.sliced * factor,
+            sliced=self.tokens * factor * (factor > 1),
         )
 
 

@@ -17,6 +17,7 @@ CASES = [
     ("opt-350m", Loss.STANDARD_4X, {}, BOTH),
     ("gpt-neo-125m", Loss.STANDARD_4X, {"precision": "bf16-true", "attention": "eager"}, BOTH),
     ("codegen-350m", Loss.STANDARD_4X, {"precision": "fp16-mixed"}, BOTH),
+    ("opt-350m", Loss.STANDARD_4X, {"shape": "1 x 512"}, BOTH),
     ("llama-3.2-1b", Loss.CHUNKED, {"precision": "bf16-true"}, ("loss_backward",)),
     ("opt-350m", Loss.CHUNKED, {"checkpointing": "none", "grad_accum": "2"}, ()),
     ("gemma-2-2b", Loss.CHUNKED, {"attention": "eager"}, BOTH),

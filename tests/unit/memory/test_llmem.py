@@ -226,6 +226,7 @@ def test_a_method_without_a_formula_is_not_covered(method: Method) -> None:
         ("offload", {"offload": Offload.ALL}),
         ("activation_offload", {"activation_offload": True}),
         ("sequence_parallel", {"sequence_parallel": True}),
+        ("vocab_parallel", {"vocab_parallel": True}),
         ("grad_accum", {"grad_accum": 2}),
     ],
 )

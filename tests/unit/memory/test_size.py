@@ -35,10 +35,18 @@ class Item:
         (per_score(2), 2 * 3 * 200 * 200),
         (Size(per_padded=2), 2 * 3 * 256),  # 200 positions are padded to 256
         (Size(per_position=2), 2 * 200),  # the batch shares a position's row
+        (Size(per_sliced=2), 2 * 3 * 200),
     ],
 )
 def test_each_coefficient_has_its_letters(size: Size, bytes_: int) -> None:
     assert size.at(Shape.of(3, 200)) == bytes_
+
+
+def test_a_lone_sequence_is_sliced_without_a_copy() -> None:
+    lone = Shape.of(1, 200)
+    assert Size(per_sliced=2).at(lone) == 0
+    assert lone.repeated(3) == Shape.of(3, 200)._replace(positions=200, rows=3 * lone.rows)
+    assert Size(per_sliced=2).at(lone.repeated(0.5)) == 0
 
 
 @pytest.mark.parametrize(("seq_len", "padded"), [(1, 128), (128, 128), (129, 256), (4096, 4096)])
