@@ -18,6 +18,7 @@ from src.measure.blocks import find_blocks, shorten
 from src.measure.build import autocast_dtype, build_model
 from src.measure.case import Case
 from src.measure.checkpointing import enable_checkpointing
+from src.measure.collector import uncollected
 from src.measure.coverage import require_covered
 from src.measure.events import Owner
 from src.measure.extend import NotExtensibleError, expand, extend
@@ -164,10 +165,11 @@ def dry_run(case: Case, *, whole: bool = False) -> DryRunResult:
         UserError: the case cannot be built or simulated.
     """
     check(case)
-    try:
-        return _simulate(case, whole=whole)
-    except NotExtensibleError:
-        return _simulate(case, whole=True)
+    with uncollected():
+        try:
+            return _simulate(case, whole=whole)
+        except NotExtensibleError:
+            return _simulate(case, whole=True)
 
 
 def _simulate(case: Case, *, whole: bool) -> DryRunResult:

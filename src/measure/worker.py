@@ -57,6 +57,7 @@ from typing import TYPE_CHECKING, Any
 
 from src.errors import UserError
 from src.measure.case import Case, parse_case
+from src.measure.collector import uncollected
 
 if TYPE_CHECKING:
     from src.measure.result import DryRunResult
@@ -103,9 +104,10 @@ def _measure(raw: object, *, wants_trace: bool) -> dict[str, Any]:
 @lru_cache(maxsize=_KEPT_RESULTS)
 def _simulate(text: str) -> tuple[Case, DryRunResult]:
     case = parse_case(json.loads(text))
-    from src.measure.dry_run import dry_run
+    with uncollected():
+        from src.measure.dry_run import dry_run
 
-    return case, dry_run(case)
+        return case, dry_run(case)
 
 
 def _write_snapshot(path: Path, case: Case, result: DryRunResult) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from src.estimate import estimate
+from src.estimate import run as run_estimate
 from src.report.as_json import report_dict
+from tests.commands import run_here
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = [sys.executable, "-W", "error"]
@@ -120,7 +122,9 @@ def test_warnings_of_csv_go_to_stderr(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["out.png", "out.svg", "out.pdf"])
 def test_plot(folder: Path, name: str) -> None:
     before = set(folder.iterdir())
-    done = run(folder, "model=opt-1.3b", "gpus=4", "gpu=v100-16gb", f"plot={name}")
+    done = run_here(
+        run_estimate, folder, "model=opt-1.3b", "gpus=4", "gpu=v100-16gb", f"plot={name}"
+    )
     assert done.returncode in (0, 3), done.stderr
     assert "Ledger of " in done.stdout
     assert set(folder.iterdir()) - before == {folder / name}
@@ -218,7 +222,7 @@ def test_wrong_input_is_one_line_and_exit_1(
     folder: Path, arguments: list[str], key: str, value: str
 ) -> None:
     before = sorted(folder.rglob("*"))
-    done = run(folder, *arguments)
+    done = run_here(run_estimate, folder, *arguments)
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1, done.stderr
@@ -227,8 +231,14 @@ def test_wrong_input_is_one_line_and_exit_1(
     assert sorted(folder.rglob("*")) == before
 
 
+@pytest.mark.parametrize("arguments", [["gpus=4"], ["model=bad.json"], ["--multirun"]])
+def test_a_process_says_the_same(folder: Path, arguments: list[str]) -> None:
+    done, here = run(folder, *arguments), run_here(run_estimate, folder, *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", here.stderr)
+
+
 def test_gpu_with_a_number_asks_for_gpus(folder: Path) -> None:
-    assert "did you mean gpus=4?" in run(folder, "model=gpt2", "gpu=4").stderr
+    assert "did you mean gpus=4?" in run_here(run_estimate, folder, "model=gpt2", "gpu=4").stderr
 
 
 def test_a_sequence_beyond_the_rotary_range_is_a_warning(folder: Path) -> None:
@@ -246,7 +256,7 @@ def test_help_names_every_key_once(folder: Path) -> None:
     for name in KEYS:
         assert len([line for line in lines if line.startswith(f"  {name} ")]) == 1, name
     assert max(map(len, lines)) <= 110
-    assert run(folder, "-h").stdout == done.stdout
+    assert run_here(run_estimate, folder, "-h").stdout == done.stdout
 
 
 def test_version(folder: Path) -> None:
@@ -269,8 +279,11 @@ def test_list(folder: Path, listing: str, name: str) -> None:
     done = run(folder, f"list={listing}")
     assert (done.returncode, done.stderr) == (0, "")
     assert any(line.startswith(f"{name} ") for line in done.stdout.splitlines())
-    rows = json.loads(run(folder, f"list={listing}", "format=json").stdout)
-    table = list(csv.DictReader(io.StringIO(run(folder, f"list={listing}", "format=csv").stdout)))
+    as_json, as_csv = (
+        run_here(run_estimate, folder, f"list={listing}", f"format={form}").stdout
+        for form in ("json", "csv")
+    )
+    rows, table = json.loads(as_json), list(csv.DictReader(io.StringIO(as_csv)))
     assert rows == table
     assert name in [next(iter(row.values())) for row in rows]
 

@@ -18,10 +18,12 @@ import matplotlib.image
 import pytest
 
 from src.architecture import describe
+from src.estimate import run as run_estimate
 from src.measure.case import A100_80GB
 from src.measure.client import DryRun
 from src.memory import count_model
 from src.spec import Finetune, FinetuneKind, Job, Layout, Method, Model, Step
+from tests.commands import run_here
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
@@ -125,7 +127,13 @@ def test_methods_that_cannot_be_run_are_left_out_of_all(folder: Path) -> None:
     arch = json.dumps({**SMALL, "vocab_size": 64})
     (folder / "small.json").write_text(arch)
     done = run(
-        folder, *ASKED, "gpus=2", "micro_batch=1", "finetune=lora", "format=json", "plot=a.png"
+        folder,
+        *ASKED,
+        "gpus=2",
+        "micro_batch=1",
+        "finetune=lora",
+        "format=json",
+        "plot=a.png",
     )
     answer = read(done)
     assert {row["method"] for row in answer["methods"]} == {"ddp", "fsdp", "fsdp-grad", "tp"}
@@ -179,7 +187,7 @@ def test_auto_asks_the_dry_run_about_a_model_the_formula_does_not_know(folder: P
 )
 def test_bad_input_is_one_line(folder: Path, arguments: tuple[str, ...], line: str) -> None:
     before = sorted(folder.iterdir())
-    done = run(folder, *ASKED, *arguments)
+    done = run_here(run_estimate, folder, *ASKED, *arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith(line)

@@ -38,7 +38,7 @@ PLAIN = [
         ("opt-350m", {"method": "fsdp+tp", "precision": "bf16-true"}),
     )
 ]
-DRAWN = 36
+DRAWN = 28
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from src.profile import run as run_profile
 from src.record import Source, open_rows, read_rows
+from tests.commands import run_here
 from tests.mlflow_server import runs_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,7 +119,7 @@ ERRORS = [
 def test_wrong_input_is_one_line_and_exit_1(
     arguments: list[str], said: str, tmp_path: Path
 ) -> None:
-    done = run(tmp_path, *arguments)
+    done = run_here(run_profile, tmp_path, *arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(said)
     assert done.stderr.count("\n") == 1
@@ -138,7 +140,7 @@ def test_without_a_gpu_measuring_is_one_line(tmp_path: Path) -> None:
 
 def test_another_campaign_on_the_same_rows_is_refused(tmp_path: Path) -> None:
     with open_rows(tmp_path / "rows.jsonl"):
-        done = run(tmp_path, "device=simulated", *places(tmp_path))
+        done = run_here(run_profile, tmp_path, "device=simulated", *places(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"rows={tmp_path / 'rows.jsonl'}: another process is adding rows to it\n"
 
@@ -147,8 +149,8 @@ def test_help_and_version(tmp_path: Path) -> None:
     done = run(tmp_path, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("What do training steps really take?")
-    assert run(tmp_path, "--version").stdout.startswith("peakcast ")
-    composed = run(tmp_path, "--cfg", "job", "campaign=paper").stdout
+    assert run_here(run_profile, tmp_path, "--version").stdout.startswith("peakcast ")
+    composed = run_here(run_profile, tmp_path, "--cfg", "job", "campaign=paper").stdout
     assert "name: paper" in composed
     assert list(tmp_path.iterdir()) == []
 

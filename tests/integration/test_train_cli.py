@@ -13,7 +13,9 @@ import pytest
 
 from src.record import Row, add_rows
 from src.residual.files import META, read_champion
+from src.train import run as run_train
 from tests.calibration_rows import rows_of, steps
+from tests.commands import run_here
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["residual=no-trees"]
@@ -162,7 +164,7 @@ def test_wrong_input_is_one_line(tmp_path: Path, arguments: list[str], words: st
     asked = [argument.format(rows=rows) for argument in arguments]
     if not any(argument.startswith("out=") for argument in asked):
         asked.append("out=residual")
-    done = train(tmp_path, *asked)
+    done = run_here(run_train, tmp_path, *asked)
     assert (done.returncode, done.stdout) == (1, "")
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -176,7 +178,7 @@ def test_rows_are_chosen_by_source_gpu_and_version(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "60 rows left out by sources, gpus or versions" in done.stderr
     assert read_champion(tmp_path / "residual").origin.gpus == {"h200": 60}
-    other = train(tmp_path, f"rows=[{rows}]", "out=other", "versions=[torch:1.]")
+    other = run_here(run_train, tmp_path, f"rows=[{rows}]", "out=other", "versions=[torch:1.]")
     assert other.returncode == 1
     assert "30 more rows" in other.stderr
 
@@ -184,7 +186,7 @@ def test_rows_are_chosen_by_source_gpu_and_version(tmp_path: Path) -> None:
 def test_help_says_every_key(tmp_path: Path) -> None:
     from src.config.train_keys import TRAIN
 
-    done = train(tmp_path, "--help")
+    done = run_here(run_train, tmp_path, "--help")
     assert done.returncode == 0
     for key in TRAIN.keys:
         assert f"  {key}" in done.stdout
