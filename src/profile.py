@@ -9,7 +9,7 @@ from pathlib import Path
 from src.config import EXIT_OK, compose_arguments, emit, run_command, run_flag, warn
 from src.config.campaign import PROJECT, ROWS, Campaign, to_campaign, to_options
 from src.config.profile_keys import PROFILE
-from src.config.published import take_published
+from src.config.published import take_files
 from src.launch import run_campaign
 from src.measure.predict import Predictor
 from src.record import open_rows, read_rows
@@ -26,9 +26,9 @@ def run(arguments: list[str]) -> int:
     cfg = compose_arguments(arguments, PROFILE)
     options = to_options(cfg)
     uri = resolve_uri(options.tracking_uri or default_uri(PROJECT))
-    if options.published or options.sync:
+    if options.imported or options.sync:
         known = [options.rows] if options.rows else sorted(ROWS.rglob("*.jsonl"))
-        log_missing(uri, take_published(options.published, options.rows) or known)
+        log_missing(uri, take_files(options.imported, options.rows) or known)
         return EXIT_OK
     campaign = to_campaign(cfg)
     warn(campaign.warnings)

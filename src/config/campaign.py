@@ -87,7 +87,7 @@ class ProfileOptions:
         plan_only: list the campaign's steps and run none.
         cases: the file to write the cases to; None: none.
         sync: run nothing, and log what MLflow does not have.
-        published: run nothing, and take over these tables.
+        imported: run nothing, and take over these files.
         rows: the file that was asked for; None: the default.
         tracking_uri: MLflow's; None: the environment's or the project's.
     """
@@ -95,7 +95,7 @@ class ProfileOptions:
     plan_only: bool
     cases: Path | None
     sync: bool
-    published: tuple[Path, ...]
+    imported: tuple[Path, ...]
     rows: Path | None
     tracking_uri: str | None
 
@@ -113,14 +113,16 @@ def to_options(cfg: DictConfig) -> ProfileOptions:
         raise UserError(
             key="sync", value="true", allowed="without plan_only=true: it plans nothing"
         )
-    if keys["published"] and (keys["plan_only"] or keys["sync"]):
+    if keys["imported"] and (keys["plan_only"] or keys["sync"]):
         allowed = "without plan_only=true and sync=true"
-        raise UserError(key="published", value=keys["published"], allowed=allowed)
+        raise UserError(key="import", value=keys["imported"], allowed=allowed)
+    if "" in keys["imported"]:
+        raise UserError(key="import", value="", allowed=PROFILE.allowed_for("import"))
     return ProfileOptions(
         plan_only=keys["plan_only"],
         cases=output_file(keys, "cases", (".jsonl",), allowed=PROFILE.allowed_for("cases")),
         sync=keys["sync"],
-        published=tuple(Path(name).expanduser() for name in keys["published"]),
+        imported=tuple(Path(name).expanduser().absolute() for name in keys["imported"]),
         rows=_rows(keys),
         tracking_uri=keys["tracking"]["uri"],
     )

@@ -146,10 +146,14 @@ def _compose_values(
     for key, value in values.items():
         if key in program.groups:
             continue
-        is_word = isinstance(value, str) and program.kind_of(key) is ValueKind.WORDS
+        is_listed = program.kind_of(key) in (ValueKind.WORDS, ValueKind.FILES)
+        is_word = isinstance(value, str) and is_listed
         try:
             OmegaConf.update(
-                cfg, key, [value] if is_word else value, force_add=program.is_free(key)
+                cfg,
+                program.field_of(key),
+                [value] if is_word else value,
+                force_add=program.is_free(key),
             )
         except (OmegaConfBaseException, ValueError) as error:
             allowed = program.allowed_for(key)
@@ -167,8 +171,9 @@ def _default_texts(program: Program) -> dict[str, str]:
         for key in program.keys:
             if key == FILES_KEY:
                 continue
-            if values.get(key) is None and not OmegaConf.is_missing(defaults, key):
-                values[key] = OmegaConf.select(defaults, key)
+            name = program.field_of(key)
+            if values.get(key) is None and not OmegaConf.is_missing(defaults, name):
+                values[key] = OmegaConf.select(defaults, name)
     shown = {key: value for key, value in values.items() if not OmegaConf.is_dict(value)}
     texts = {key: _typed(value) for key, value in shown.items()}
     return {**texts, **{group: options[0] for group, options in program.groups.items()}}

@@ -104,8 +104,11 @@ PROFILE = Program(
             meaning="with plan_only: the cases for src.measure.worker --run-many elsewhere",
             kind=ValueKind.OPTIONAL_TEXT,
         ),
-        "published": _words(
-            "[TABLES.csv]", "run nothing; take over what others measured, see docs/calibration.md"
+        "import": Key(
+            allowed="FILE | [FILE,...]",
+            meaning="run nothing; take over rows of another machine (.jsonl), tables of what "
+            "others measured (.csv), benchmark files of fms-acceleration (.csv) and PEFT (.json)",
+            kind=ValueKind.FILES,
         ),
         "sync": Key(allowed="true | false", meaning="run nothing; log what MLflow does not have"),
         "tracking.uri": Key(
@@ -116,13 +119,14 @@ PROFILE = Program(
         **_CAMPAIGN_KEYS,
         **_LAUNCHER_KEYS,
     },
+    fields={"import": "imported"},
     other_names={
         "mlflow_tracking_uri": "tracking.uri",
         "tracking_uri": "tracking.uri",
         "timeout": "timeout_s",
         "budget": "budget_minutes",
         "output": "out",
-        "import": "published",
+        "published": "import",
         "dry_run": "plan_only",
         "model": "campaign.models",
         "models": "campaign.models",

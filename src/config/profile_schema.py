@@ -71,5 +71,5 @@ class ProfileConfig:
     cases: str | None = None
     sync: bool = MISSING
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
-    published: list[str] = MISSING
+    imported: list[str] = MISSING
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

@@ -54,6 +54,7 @@ class Program:
         more_groups: further keys of that sort and their files, the one that is taken first.
         instead_of_sweeps: what to do instead of Hydra's multirun.
         free: keys whose inner names are free.
+        fields: of keys that are no Python names, the schema's.
         examples: arguments of commands that are worth showing.
         ending: what the help says at its end.
     """
@@ -67,6 +68,7 @@ class Program:
     default_option: str
     instead_of_sweeps: str
     free: tuple[str, ...] = ()
+    fields: Mapping[str, str] = field(default_factory=dict)
     examples: tuple[str, ...]
     ending: str
     more_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -76,6 +78,10 @@ class Program:
         """Every key that chooses a file, and those files, the default one first."""
         others = [option for option in self.options if option != self.default_option]
         return {self.group: (self.default_option, *others), **self.more_groups}
+
+    def field_of(self, key: str) -> str:
+        """The schema's name of a key."""
+        return self.fields.get(key, key)
 
     def is_free(self, key: str) -> bool:
         """Whether the key is one whose inner names are free, or such a name."""

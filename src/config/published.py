@@ -1,7 +1,8 @@
-"""Tables of what others measured and published, as rows: each line becomes one, or is told why not.
+"""What others measured and published, as rows: each line becomes one, or is told why not.
 
-A table is a CSV file with the columns of `COLUMNS`. Nothing is guessed: a line whose words are not
-among those below, or that ran other model code than transformers', is refused with its reason.
+A table is a CSV file with the columns of `COLUMNS`, or a benchmark file of another project that
+`src.config.benchmarks` puts in those words. Nothing is guessed: a line whose words are not among
+those below, or that ran other model code than transformers', is refused with its reason.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from src.architecture import describe
 from src.config import zoo
+from src.config.benchmarks import PADDED, Line, fms_lines, is_fms, is_peft, peft_line
 from src.config.command import emit, warn
 from src.config.gpu import load_gpu
 from src.config.model import resolve_model
@@ -37,7 +39,7 @@ from src.config.published_words import (
 from src.config.zoo import CONF
 from src.errors import UserError
 from src.measure.client import case_of
-from src.record import Outcome, Provenance, Row, Source, add_rows
+from src.record import LENGTHS, VARYING, Outcome, Provenance, Row, Source, add_rows, read_rows
 from src.spec import Job, Layout, Loss, Step
 from src.units import MIB
 
@@ -102,32 +104,67 @@ class Published:
 
 
 def read_published(path: Path) -> Published:
-    """The rows of a table.
+    """The rows of a table, or of a benchmark file.
 
     Raises:
-        UserError: the file cannot be read, or columns are missing.
+        UserError: the file cannot be read, or is none that is understood.
     """
-    try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            reader = csv.DictReader(stream)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-            lines = list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(key="import", value=path, allowed=f"cannot be read ({error})") from error
-    if missing:
-        allowed = f"has no columns {', '.join(missing)}"
-        raise UserError(key="import", value=path, allowed=allowed)
+    lines = _json_lines(path) if path.suffix == ".json" else _csv_lines(path)
     rows: dict[str, Row] = {}
     refused: list[NotImported] = []
     for number, line in enumerate(lines, start=2):
-        name = line["id"] or f"line {number}"
+        name = f"line {number}"
         try:
+            if isinstance(line, UserError):
+                raise line
+            name = line["id"] or name
             if name in rows:
                 raise _refusal("id", name, "the same id twice")
             rows[name] = _row(name, line)
         except UserError as error:
             refused.append(NotImported(id=name, reason=str(error)))
     return Published(rows=tuple(rows.values()), refused=tuple(refused))
+
+
+def _csv_lines(path: Path) -> Iterable[Line | UserError]:
+    try:
+        with path.open(encoding="utf-8", newline="") as stream:
+            reader = csv.DictReader(stream)
+            columns = reader.fieldnames or ()
+            lines = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise _unread(path, error) from error
+    if any(None in line or None in line.values() for line in lines):
+        raise _refusal("import", path, "a line has more or fewer fields than there are columns")
+    if is_fms(columns):
+        return fms_lines(path, lines)
+    missing = [name for name in COLUMNS if name not in columns]
+    if missing:
+        raise _refusal("import", path, f"has no columns {', '.join(missing)}")
+    return lines
+
+
+def _json_lines(path: Path) -> Iterable[Line | UserError]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unread(path, error) from error
+    if not is_peft(content):
+        allowed = "no result of PEFT's benchmark (run_info, train_info, meta_info)"
+        raise _refusal("import", path, allowed)
+    try:
+        return [peft_line(path, content)]
+    except UserError as error:
+        return [
+            UserError(key=f"{path.name}: {error.key}", value=error.value, allowed=error.allowed)
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        allowed = f"a result of PEFT's benchmark, but for {error}"
+        raise _refusal("import", path, allowed) from error
+
+
+def _unread(path: Path, error: Exception) -> UserError:
+    return _refusal("import", path, f"cannot be read ({error})")
 
 
 def _refusal(key: str, value: object, allowed: str) -> UserError:
@@ -151,7 +188,11 @@ def _row(name: str, line: Mapping[str, str]) -> Row:
             campaign=CAMPAIGN, started=_date(line["date_or_version"]), duration_s=0, url=url
         ),
         peak_bytes=peaks,
-        environment={"id": name, "gpu": line["gpu_model"]},
+        environment={
+            "id": name,
+            "gpu": line["gpu_model"],
+            **({LENGTHS: VARYING} if PADDED in line["other"] else {}),
+        },
         versions=versions,
         notes=tuple(note for note in (*notes, line["notes"]) if note),
     )
@@ -247,24 +288,40 @@ def _date(text: str) -> str:
     return f"{'-'.join(parts)}T00:00:00+00:00"
 
 
-def take_published(tables: Sequence[Path], rows: Path | None) -> list[Path]:
-    """Add tables' rows to files of rows, and tell each line that is none why; the files.
+def take_files(files: Sequence[Path], rows: Path | None) -> list[Path]:
+    """Add the rows of files to files of rows, and tell each line that is none why; the latter.
+
+    A file of rows (`.jsonl`), as another machine brought it, stays the file that it is, unless
+    `rows` is another one.
 
     Args:
-        tables: the tables.
-        rows: the file; None: one for each table, in the project's profiling folder.
+        files: tables, benchmark files, files of rows.
+        rows: where to; None: one for each table, in the project's profiling folder.
 
     Raises:
-        UserError: a table cannot be read, or a file not be written.
+        UserError: a file cannot be read or not be written.
     """
-    files = []
-    for table in tables:
-        found = read_published(table)
-        warn(f"{line.id} not imported: {line.reason}" for line in found.refused)
-        file = rows or CONF.parent / "profiling" / CAMPAIGN / f"{table.stem}.jsonl"
-        num_new, num_lines = add_rows(file, found.rows), len(found.refused)
-        emit(
-            f"{file}: {num_new} of {len(found.rows)} rows are new; {num_lines} lines are no rows\n"
-        )
-        files.append(file)
-    return files
+    found = [(file, _read_any(file)) for file in files]
+    taken: dict[Path, None] = {}
+    for file, (mine, refused) in found:
+        warn(f"{line.id} not imported: {line.reason}" for line in refused)
+        is_rows = file.suffix == ".jsonl"
+        own = file if is_rows else CONF.parent / "profiling" / CAMPAIGN / f"{file.stem}.jsonl"
+        target = rows or own
+        what = f"{len(mine)} rows"
+        if target != file:
+            what = f"{add_rows(target, mine)} of {what} are new"
+        emit(f"{target}: {what}; {len(refused)} lines are no rows\n")
+        taken[target] = None
+    return list(taken)
+
+
+def _read_any(file: Path) -> tuple[Sequence[Row], Sequence[NotImported]]:
+    if file.suffix != ".jsonl":
+        published = read_published(file)
+        return published.rows, published.refused
+    if not file.is_file():
+        raise _refusal("import", file, "a file that exists")
+    found = read_rows(file)
+    damaged = [NotImported(id=f"{file}:{bad.line}", reason=bad.reason) for bad in found.damaged]
+    return found.rows, damaged

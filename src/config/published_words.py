@@ -6,6 +6,7 @@ import re
 from math import isfinite
 from typing import Any
 
+from src.config.benchmarks import PADDED
 from src.errors import UserError
 from src.spec import (
     Attention,
@@ -33,6 +34,7 @@ REMARKS = (
     "grad kept between steps",
     "vocab 30522",
     "trainable params",
+    PADDED,
 )
 """Remarks that change no byte, or that other functions here read."""
 
@@ -102,6 +104,8 @@ _ADAPTERS = re.compile(
     r"(?P<kind>lora|dora|qlora nf4) r(?P<r>\d+)( alpha(?P<alpha>\d+))?"
     r"( dropout(?P<dropout>[\d.]+))? (?P<targets>[a-z,_]+(\(attn\))?)( \(no double quant stated\))?"
 )
+_VIRTUAL = re.compile(r"(?P<kind>prompt|prefix) (?P<count>\d+) tokens")
+_NAMED = re.compile(r"\w+_proj(,\w+_proj)*")
 _TARGETS = {
     "q,k,v,o": (),
     "c_attn,c_proj(attn)": (),
@@ -174,8 +178,12 @@ def read_finetune(words: str, remarks: str) -> Finetune:
     """
     if words in ("full", "full (MLM)"):
         return Finetune()
+    virtual = _VIRTUAL.fullmatch(words)
+    if virtual is not None:
+        kind = FinetuneKind(virtual["kind"])
+        return Finetune(kind=kind, num_virtual_tokens=int(virtual["count"]))
     found = _ADAPTERS.fullmatch(words)
-    if found is None or found["targets"] not in _TARGETS:
+    if found is None or not (found["targets"] in _TARGETS or _NAMED.fullmatch(found["targets"])):
         raise UserError(key="finetune", value=words, allowed="no kind of fine-tuning of ours")
     is_quantized = found["kind"].startswith("qlora")
     return Finetune(
@@ -183,7 +191,7 @@ def read_finetune(words: str, remarks: str) -> Finetune:
         r=int(found["r"]),
         alpha=int(found["alpha"] or 32),
         dropout=float(found["dropout"] or 0),
-        targets=_TARGETS[found["targets"]],
+        targets=_TARGETS.get(found["targets"], tuple(found["targets"].split(","))),
         dora=found["kind"] == "dora",
         upcast=Upcast.NORMS if KBIT_REMARK in remarks else Upcast.NONE,
     )

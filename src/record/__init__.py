@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from src.record.file import Damaged, RowFile, Rows, add_rows, open_rows, read_rows
 from src.record.row import (
+    LENGTHS,
     LEVELS,
     SCHEMA_VERSION,
+    VARYING,
     Outcome,
     Provenance,
     Rank,
@@ -16,8 +18,10 @@ from src.record.row import (
 )
 
 __all__ = [
+    "LENGTHS",
     "LEVELS",
     "SCHEMA_VERSION",
+    "VARYING",
     "Damaged",
     "Outcome",
     "Provenance",

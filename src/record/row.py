@@ -17,6 +17,9 @@ SCHEMA_VERSION = 1
 
 LEVELS = ("allocated", "reserved", "device")
 
+LENGTHS, VARYING = "lengths", "varying"
+"""In a row's environment: its run's sequences were of any length up to the case's."""
+
 _ID_LENGTH = 16
 _SIMULATED = "simulated"
 

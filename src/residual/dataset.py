@@ -15,7 +15,7 @@ import numpy.typing as npt
 from src.architecture.losses import UPCASTS_4X, Upcast4x
 from src.errors import NotCoveredError, UserError
 from src.memory import Estimate, estimate_step
-from src.record import LEVELS, Outcome, Row, Source
+from src.record import LENGTHS, LEVELS, VARYING, Outcome, Row, Source
 from src.residual.facts import Array, Facts, Table, facts_of
 from src.spec import Loss, Step
 
@@ -174,6 +174,8 @@ def check_usable(row: Row) -> None:
         raise refuse("simulated rows are never a target")
     if row.outcome not in (Outcome.OK, Outcome.OOM):
         raise refuse(f"outcome {row.outcome}: it has no peak")
+    if row.environment.get(LENGTHS) == VARYING:
+        raise refuse("sequences of any length: how long the largest step's were is not known")
     if row.outcome is Outcome.OOM:
         return
     if row.numbers.get("num_alloc_retries") or row.numbers.get("num_ooms"):
