@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from src.config.published import read_published
+from src.config.published import read_published, take_files
 from src.errors import UserError
-from src.record import LENGTHS, VARYING, Row, Source
+from src.record import LENGTHS, VARYING, Row, Source, add_rows, read_rows
 from src.residual.dataset import check_usable
 from src.spec import FinetuneKind
 from src.units import MIB
@@ -240,3 +240,31 @@ def test_a_line_that_was_cut(tmp_path: Path) -> None:
     path.write_text(path.read_text().rstrip().rsplit(",", 4)[0] + "\n")
     with pytest.raises(UserError, match="fewer fields"):
         read_published(path)
+
+
+def test_files_are_taken_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, out = fms(tmp_path, FMS, FMS | {"fp16": "True"}), tmp_path / "rows.jsonl"
+    for num_new in (1, 0):
+        assert take_files([table], out) == [out]
+        said = capsys.readouterr()
+        assert said.out == f"{out}: {num_new} of 1 rows are new; 1 lines are no rows\n"
+        assert "without fp16" in said.err
+    assert len(read_rows(out).rows) == 1
+
+
+def test_rows_of_another_machine_stay_in_their_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine, other = tmp_path / "mine.jsonl", tmp_path / "other.jsonl"
+    add_rows(mine, read_published(fms(tmp_path, FMS)).rows)
+    before = mine.read_bytes()
+    mine.write_bytes(before + b'{"row_id": 1}\n')
+    assert take_files([mine], None) == [mine]
+    said = capsys.readouterr()
+    assert said.out == f"{mine}: 1 rows; 1 lines are no rows\n"
+    assert f"{mine}:2 not imported: " in said.err
+    assert mine.read_bytes().startswith(before)
+    assert take_files([mine], other) == [other]
+    assert read_rows(other).rows == read_rows(mine).rows
+    with pytest.raises(UserError, match="a file that exists"):
+        take_files([tmp_path / "none.jsonl"], None)
