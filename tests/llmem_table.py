@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from src.memory import estimate_step, llmem_step
@@ -134,9 +135,15 @@ def quickest(name: str) -> str:
     return min(ran, key=lambda method: ran[method]) if ran else "CPU offload"
 
 
+@cache
+def largest_by_llmem(name: str, method: str) -> int:
+    """The largest micro batch by LLMem's formulas."""
+    return largest_micro_batch(step_of(name, *LAYOUTS[method]), llmem_step)
+
+
 def fits(name: str, method: str) -> bool:
     """Whether LLMem's formulas find room for a micro batch of 1."""
-    return largest_micro_batch(step_of(name, *LAYOUTS[method]), llmem_step) > 0
+    return largest_by_llmem(name, method) > 0
 
 
 def wrong_outcomes() -> list[tuple[str, str]]:
@@ -193,9 +200,7 @@ def _decision_lines() -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for name, times in SECONDS.items():
         seconds = " / ".join("OOM" if time is None else f"{time:,}" for time in times)
-        batches = [
-            largest_micro_batch(step_of(name, *LAYOUTS[method]), llmem_step) for method in MEASURED
-        ]
+        batches = [largest_by_llmem(name, method) for method in MEASURED]
         report = decision(name)
         scores = ", ".join(
             f"{row.method.value} {llmem_score(row):g}"

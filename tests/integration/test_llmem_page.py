@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests import llmem_times
 from tests.llmem_table import (
     BEGIN,
     BOARD_MIB,
@@ -76,3 +77,26 @@ def test_llama_7b_is_left_to_cpu_offload() -> None:
     report = decision("llama-7b")
     assert report.recommended is None
     assert any("LLMem falls back on CPU offload" in line for line in report.warnings)
+
+
+def test_the_times_are_current() -> None:
+    body = PAGE.read_text("utf-8").split(llmem_times.BEGIN, 1)[1].split(llmem_times.END, 1)[0]
+    assert body.strip() == llmem_times.table(), "run python -m tests.llmem_times"
+
+
+def test_modelled_times_are_in_the_measured_order() -> None:
+    agreed = [name for name in SECONDS if llmem_times.order_agrees(name)]
+    assert len(agreed) >= 8, agreed
+
+
+def test_the_fastest_that_fits_is_what_was_fastest() -> None:
+    right = [name for name in SECONDS if llmem_times.choice(name) == quickest(name)]
+    assert len(right) >= 8, right
+
+
+def test_modelled_seconds_are_within_a_factor_of_two_of_all() -> None:
+    for name in SECONDS:
+        mine = llmem_times.timing(name)
+        for method, seconds in llmem_times.measured(name).items():
+            assert mine is not None
+            assert 0.5 <= mine.seconds[method] / seconds <= 2.1, (name, method)
