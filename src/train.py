@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 
 from src.config import EXIT_DRIFT, EXIT_OK, compose_arguments, emit, run_command, run_flag, warn
 from src.config.calibration import PROJECT
@@ -10,6 +11,7 @@ from src.config.champion import find_champion, go_back, keep, need_champion
 from src.config.train_keys import TRAIN
 from src.config.training import TrainingRequest, to_training
 from src.measure.case import parse_case
+from src.plan.pace import pace_of_rows, pace_values
 from src.record import Row, read_rows
 from src.report.card import render_card
 from src.report.training import render_drift, render_training
@@ -36,7 +38,10 @@ def run(arguments: list[str]) -> int:
     dataset = join(rows, lambda case: parse_case(case).step)
     warn([f"{left_out} rows left out by sources, gpus or versions"] if left_out else [])
     warn(f"row {one.row_id}: {one.reason}" for one in dataset.refused)
-    return check(asked, dataset) if asked.check else learn(asked, dataset, uri)
+    if asked.check:
+        return check(asked, dataset)
+    pace = pace_of_rows(rows, lambda row: parse_case(row.case).step)
+    return learn(asked, dataset, pace_values(pace), uri)
 
 
 def gather(asked: TrainingRequest, uri: str | None) -> list[Row]:
@@ -51,9 +56,11 @@ def gather(asked: TrainingRequest, uri: str | None) -> list[Row]:
     return [row for held in files.values() for row in held.rows]
 
 
-def learn(asked: TrainingRequest, dataset: Dataset, uri: str | None) -> int:
-    """Train, judge, and keep what is better; the exit code."""
-    training = train(dataset, asked.options, origin_of(dataset, asked.options))
+def learn(
+    asked: TrainingRequest, dataset: Dataset, pace: Mapping[str, float], uri: str | None
+) -> int:
+    """Train, judge, and keep what is better, with the pace of the same rows; the exit code."""
+    training = train(dataset, asked.options, origin_of(dataset, asked.options), pace=pace)
     decision = decide(dataset, training, find_champion(asked.folder), asked.options)
     emit(render_training(dataset, training, decision))
     if decision.is_better:

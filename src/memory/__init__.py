@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from src.memory.columns import columns
 from src.memory.counts import count_model
-from src.memory.estimate import Estimate, Ledger, estimate_step, ledger_of, peak_allocated
+from src.memory.estimate import (
+    Estimate,
+    Ledger,
+    estimate_step,
+    host_activation_bytes,
+    ledger_of,
+    peak_allocated,
+)
 from src.memory.kernels import Kernel, choose_kernel, implementation
 from src.memory.levels import LevelModel, level_model
 from src.memory.llmem import llmem_step
@@ -26,6 +33,7 @@ __all__ = [
     "columns",
     "count_model",
     "estimate_step",
+    "host_activation_bytes",
     "implementation",
     "is_target",
     "ledger_of",

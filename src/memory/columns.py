@@ -55,11 +55,13 @@ class Answer(NamedTuple):
     Attributes:
         columns: every column that is an instant's largest at some shape, in the order of instants.
         host: bytes in host memory that one GPU's process needs for what is offloaded.
+        moved: those of them that a micro step moves there and back.
         pools: what the allocator's pools need.
     """
 
     columns: tuple[Column, ...]
     host: Size
+    moved: Size
     pools: Pools
 
 
@@ -92,6 +94,10 @@ def _answer(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Answer:
         undominated(column for column in found if column.instant is instant) for instant in Instant
     ]
     kept = tuple(column for found in by_instant for column in found)
+    moved = parts.on_host()
     return Answer(
-        columns=kept, host=parts.placement.host().plus(parts.on_host()), pools=pools_of(parts, kept)
+        columns=kept,
+        host=parts.placement.host().plus(moved),
+        moved=moved,
+        pools=pools_of(parts, kept),
     )

@@ -132,6 +132,17 @@ def estimate_step(step: Step) -> Estimate:
     )
 
 
+def host_activation_bytes(step: Step) -> int:
+    """Bytes that one micro step moves to host memory and back to keep activations there.
+
+    Raises:
+        UserError: the config or the attention implementation is impossible.
+    """
+    found = answer(step.job, step.method, step.layout, step.gpu)
+    num_bytes: float = found.moved.at(_shape(step.job, step.micro_batch, step.job.seq_len))
+    return round(num_bytes)
+
+
 def _pooled(step: Step, pools: Pools, shape: Shape, ledger: Ledger) -> float:
     """Bytes of all pools: the most that a micro batch up to the step's needs."""
     before = _at_turns(step.job, step.method, step.layout, step.gpu) if pools.turns else ()

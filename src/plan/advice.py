@@ -11,6 +11,7 @@ from src.errors import UserError
 from src.plan.changes import Change, both, faster, leaner
 from src.plan.checks import check
 from src.plan.layouts import candidates
+from src.plan.pace import estimators_pace
 from src.plan.result import Advice
 from src.plan.search import Estimator, largest_micro_batch, verdict
 from src.plan.throughput import tokens_per_second
@@ -53,6 +54,7 @@ class _Adviser:
         self._request = request
         self._estimator = estimator
         self._decoder: Decoder = describe(request.job.model)
+        self._pace = estimators_pace(estimator)
         self._at_largest = False
         self.base: Advice | None = None
         self.base = self._try(Change("", "", request))
@@ -170,7 +172,7 @@ class _Adviser:
     def _row(self, change: Change, request: Request, step: Step) -> Advice:
         estimate = self._estimator(step)
         upper = estimate.upper_bytes.device
-        seconds = 1 / tokens_per_second(step, request.cluster, self._decoder)
+        seconds = 1 / tokens_per_second(step, request.cluster, self._decoder, self._pace)
         advice = Advice(
             changes=change.words,
             method=step.method,

@@ -10,11 +10,12 @@ from src.memory import count_model, estimate_step
 from src.plan.checks import check
 from src.plan.expected import expected_bytes, without_padding
 from src.plan.layouts import Candidate, candidates
+from src.plan.pace import estimators_pace
 from src.plan.policy import recommend, without_score
 from src.plan.result import MethodReport, ModelSummary, Recommendation, Report
 from src.plan.search import Estimator, largest_micro_batch, verdict, with_micro_batch
 from src.plan.sparing import Largest, largest_sparingly
-from src.plan.throughput import tokens_per_second
+from src.plan.throughput import Pace, tokens_per_second
 from src.spec import Cluster, EstimatorKind, Policy, Request, Step, Verdict
 from src.units import format_gib
 
@@ -87,8 +88,16 @@ def compare(
         methods=tuple(found),
         recommended=recommended,
         calibration=None,
-        warnings=(*warnings, CAVEATS[kind]),
+        warnings=(*warnings, _caveat(kind, estimators_pace(estimator))),
     )
+
+
+def _caveat(kind: EstimatorKind, pace: Pace) -> str:
+    """What the numbers are not; where steps were timed, tokens/s is more than a ranking."""
+    if not pace.num_rows:
+        return CAVEATS[kind]
+    timed = f"tokens/s follows the times of {pace.num_rows} measured steps"
+    return CAVEATS[kind].replace("tokens/s is for ranking only", timed)
 
 
 def _rows(
@@ -177,7 +186,9 @@ def _report(
             for instant, cells in estimate.ledger.items()
         },
         max_micro_batch=largest.micro_batch,
-        tokens_per_second=_speed(step, request, decoder) if judged is not Verdict.OOM else None,
+        tokens_per_second=None
+        if judged is Verdict.OOM
+        else _speed(step, request, decoder, estimators_pace(estimator)),
         verdict=judged,
         expected_bytes=None
         if request.lengths is None or is_dry
@@ -187,14 +198,14 @@ def _report(
     )
 
 
-def _speed(step: Step, request: Request, decoder: Decoder | None) -> float | None:
+def _speed(step: Step, request: Request, decoder: Decoder | None, pace: Pace) -> float | None:
     """Tokens per second, padding not counted; None for a model that the formula does not know."""
     if decoder is None:
         return None
     if request.lengths is None:
-        return tokens_per_second(step, request.cluster, decoder)
+        return tokens_per_second(step, request.cluster, decoder, pace)
     mean, share = without_padding(step, request.lengths)
-    return tokens_per_second(mean, request.cluster, decoder) * share
+    return tokens_per_second(mean, request.cluster, decoder, pace) * share
 
 
 def _host_note(host_bytes: int | None, cluster: Cluster) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
-"""Tokens per second, a FIRST MODEL: compute roofline, memory traffic, communication volume.
+"""Tokens per second: compute roofline, memory traffic, communication volume.
 
-No constant here is fitted to measured step times yet; it ranks methods, it does not promise speed.
+The constants are of the hardware and rounded; `Pace` is what measured step times say of them. It
+ranks methods, and without a pace it does not promise speed.
 
 Letters: B micro batch, S sequence, N data-parallel GPUs, t tensor-parallel degree, P parameters.
 """
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from src.architecture import Decoder
 from src.architecture.ops import Attention, Experts, Linear
-from src.memory import count_model
+from src.memory import count_model, host_activation_bytes
 from src.memory.counts import Counts
 from src.spec import (
     Checkpointing,
@@ -66,11 +67,41 @@ class StepTime:
         """All of it."""
         return self.compute + self.traffic + self.optimizer + self.exposed
 
+    def at(self, pace: Pace) -> float:
+        """All of it, at a pace."""
+        memory = self.traffic + self.optimizer
+        return (
+            self.compute * pace.compute + memory * pace.memory + self.exposed * pace.communication
+        )
 
-def tokens_per_second(step: Step, cluster: Cluster, decoder: Decoder) -> float:
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """Measured seconds of one modelled second, by what takes them; 1 where nothing was measured.
+
+    Attributes:
+        compute: of `StepTime.compute`.
+        memory: of `StepTime.traffic` and `optimizer`.
+        communication: of `StepTime.exposed`.
+        num_rows: measured steps that it rests on.
+    """
+
+    compute: float = 1.0
+    memory: float = 1.0
+    communication: float = 1.0
+    num_rows: int = 0
+
+
+MODELLED = Pace()
+"""Of the model alone."""
+
+
+def tokens_per_second(
+    step: Step, cluster: Cluster, decoder: Decoder, pace: Pace = MODELLED
+) -> float:
     """Tokens of all GPUs together per second of optimizer steps."""
     tokens = step.layout.dp * step.micro_batch * step.job.seq_len * step.job.grad_accum
-    return tokens / step_time(step, cluster, decoder).seconds
+    return tokens / step_time(step, cluster, decoder).at(pace)
 
 
 def step_time(step: Step, cluster: Cluster, decoder: Decoder) -> StepTime:
@@ -92,6 +123,9 @@ def step_time(step: Step, cluster: Cluster, decoder: Decoder) -> StepTime:
     if job.offload is not Offload.NONE:
         optimizer = trained * states / HOST_BANDWIDTH
         traffic += _host_bytes_moved(step, counts, trained) / HOST_BANDWIDTH
+    if job.activation_offload:
+        # On the computing stream, there and back (`torch.autograd.graph.save_on_cpu`).
+        traffic += 2 * job.grad_accum * host_activation_bytes(step) / HOST_BANDWIDTH
     hidden_by = compute * (_passes(job, decoder) - 1) / _passes(job, decoder) / job.grad_accum
     exposed = _tensor_parallel_seconds(step, cluster, decoder) + max(
         0.0, _data_parallel_seconds(step, cluster, counts.base, counts.trained) - hidden_by

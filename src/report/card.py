@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from src.report.training import HEADER, bound_words, oom_words, score_words
+from src.report.training import HEADER, bound_words, oom_words, pace_words, score_words
 from src.residual.champion import NAME
 from src.residual.dataset import Dataset
 from src.residual.gate import Decision
@@ -50,6 +50,7 @@ def render_card(dataset: Dataset, training: Training, decision: Decision) -> str
     lines += ["", "## Upper bounds and verdicts", ""]
     lines += [f"- {bound_words(result)}" for result in training.levels.values()]
     lines += [f"- {oom_words(name, one)}" for name, one in training.oom.items()]
+    lines.append(f"- {pace_words(training.champion.pace)}")
     lines += ["", "## What answers at each level", ""]
     for level, model in training.champion.levels.items():
         corrector = model.corrector

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from src.residual.champion import Champion
 from src.residual.dataset import Dataset
@@ -38,6 +38,7 @@ def render_training(dataset: Dataset, training: Training, decision: Decision) ->
     lines.append("")
     lines += [bound_words(result) for result in training.levels.values()]
     lines += [oom_words(name, one) for name, one in training.oom.items()]
+    lines.append(pace_words(training.champion.pace))
     lines += ["", *decision.reasons]
     lines.append("champion moved" if decision.is_better else "champion not moved")
     return "\n".join(lines) + "\n"
@@ -73,6 +74,14 @@ def bound_words(result: LevelResult) -> str:
     if bound.tried:
         held = f"; a bound from other families held for {bound.held} of {bound.tried} rows"
     return f"{result.level}: upper bound {bound.margin:+.2%} from {bound.rows} rows{held}"
+
+
+def pace_words(pace: Mapping[str, float]) -> str:
+    """How fast measured steps were, in a line."""
+    if not pace:
+        return "step times: too few rows were timed; tokens/s is the model's own"
+    parts = ", ".join(f"{name} {pace[name]:.2f}" for name in ("compute", "memory", "communication"))
+    return f"step times: {parts} of the model's seconds, from {pace['num_rows']:.0f} timed rows"
 
 
 def oom_words(name: str, score: OomScore) -> str:

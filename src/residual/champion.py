@@ -127,12 +127,14 @@ class Champion:
         hull: what rows were seen.
         origin: what it was learned from.
         metrics: level -> what was found with whole groups of rows left out, as plain JSON values.
+        pace: how fast measured steps were, as plain values; empty where none was timed.
     """
 
     levels: Mapping[str, LevelModel]
     hull: Hull
     origin: Origin
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    pace: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def has_trees(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from src.memory import Estimate, estimate_step
@@ -38,6 +38,11 @@ class Calibrated:
             upper_bytes=corrected.upper_bytes,
             notes=(*estimate.notes, *_notes(corrected.place)),
         )
+
+    @property
+    def pace(self) -> Mapping[str, float]:
+        """How fast measured steps were, as plain values; empty where none was timed."""
+        return self.champion.pace
 
     def place(self, step: Step) -> Place:
         """Where a step lies with respect to the rows.

@@ -24,6 +24,8 @@ from src.residual.trees import Trees, read_trees
 
 FORMAT = 1
 META = "meta.json"
+MOST_PACE = 1e9
+"""Rows that a pace may rest on; its factors are far smaller."""
 
 
 class ChampionError(Exception):
@@ -136,6 +138,7 @@ def champion_files(champion: Champion) -> dict[str, str]:
         "levels": levels,
         "hull": champion.hull.to_json(),
         "metrics": champion.metrics,
+        "pace": champion.pace,
     }
     files[META] = json.dumps(meta, indent=1, sort_keys=True, allow_nan=False) + "\n"
     return files
@@ -181,7 +184,16 @@ def _champion(raw: Any, folder: Path) -> Champion:
         hull=Hull.from_json(raw["hull"]),
         origin=Origin(**origin),
         metrics=raw["metrics"],
+        pace=_pace(raw.get("pace", {})),
     )
+
+
+def _pace(raw: Mapping[str, Any]) -> dict[str, float]:
+    """How fast steps were; files from before it was kept have none."""
+    found = {str(name): float(value) for name, value in raw.items()}
+    if not all(0 < value < MOST_PACE for value in found.values()):
+        raise ValueError(f"pace: {found} are no factors")
+    return found
 
 
 def _level(level: str, raw: Mapping[str, Any], folder: Path) -> LevelModel:

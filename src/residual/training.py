@@ -91,8 +91,16 @@ def missing_rows(dataset: Dataset, options: Options) -> str | None:
     return f"{' and '.join(lacks)} are missing ({num_rows} rows of {len(families)} families so far)"
 
 
-def train(dataset: Dataset, options: Options, origin: Origin) -> Training:
+def train(
+    dataset: Dataset, options: Options, origin: Origin, *, pace: Mapping[str, float] | None = None
+) -> Training:
     """The candidate; deterministic.
+
+    Args:
+        dataset: the joined rows.
+        options: how corrections are fitted and judged.
+        origin: what the rows are.
+        pace: how fast their steps were, to go with the correction.
 
     Raises:
         UserError: there are too few rows; says how many are missing.
@@ -123,6 +131,7 @@ def train(dataset: Dataset, options: Options, origin: Origin) -> Training:
         hull=Hull.of(dataset.table.features[~dataset.is_oom]),
         origin=origin,
         metrics={level: _metrics(one) for level, one in levels.items()},
+        pace=pace or {},
     )
     return Training(champion=champion, levels=levels, oom=_verdicts(dataset, levels))
 

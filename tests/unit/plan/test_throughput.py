@@ -1,4 +1,4 @@
-"""The first model of speed: what makes a step longer, and the rankings that were measured."""
+"""The model of speed: what makes a step longer, and the rankings that were measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from src.architecture import describe
+from src.memory import host_activation_bytes
 from src.plan.throughput import (
+    HOST_BANDWIDTH,
     StepTime,
     forward_flops_per_token,
     link_bytes_per_second,
@@ -137,3 +139,17 @@ def test_four_v100_are_fastest_with_data_parallelism(name: str) -> None:
         return tokens_per_second(step, card, decoder)
 
     assert speed(Method.FSDP) > speed(Method.FSDP_TP) > speed(Method.TP)
+
+
+def test_activations_in_host_memory_cost_their_way_there_and_back() -> None:
+    kept = replace(JOB, checkpointing=Checkpointing.NONE)
+    moved = replace(kept, activation_offload=True)
+    step = step_of(moved, Method.SINGLE, gpus=1)
+    num_bytes = host_activation_bytes(step)
+    assert num_bytes > 1e8
+    assert host_activation_bytes(replace(step, job=kept)) == 0
+    cost = time_of(moved).traffic - time_of(kept).traffic
+    assert cost == pytest.approx(2 * num_bytes / HOST_BANDWIDTH)
+    assert time_of(replace(moved, grad_accum=3)).traffic == pytest.approx(
+        3 * time_of(moved).traffic
+    )
