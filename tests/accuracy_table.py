@@ -39,9 +39,6 @@ TAIL = """
   expert the same number of tokens. These rows peak in a block's backward pass, where a real
   router's fullest expert takes more; the same model without that preparation peaks at the logits
   and is within 0.01 %.
-- **santacoder, QLoRA** (high by about 9 KB a token, the size of one fp32 hidden state, at the end
-  of the forward pass): not explained. Full fine-tuning of the same model is within 0.1 %, so it
-  lies in autocast over half-precision weights, the four-bit Linears or their adapters.
 
 ## What is not explained at the device level
 

@@ -31,7 +31,7 @@ def check_same_model(case: Case, model: nn.Module) -> None:
     """
     from transformers.utils import logging
 
-    require_covered(case.step.job, case.step.method)
+    require_covered(case.step.job, case.step.method, case.loop)
     verbosity = logging.get_verbosity()
     try:
         with torch.random.fork_rng(devices=[]):

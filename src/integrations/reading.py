@@ -165,7 +165,7 @@ def read_case(
         "use_cache": bool(getattr(base.config, "use_cache", False)),
         "fp32_adapters": _are_adapters_fp32(model),
     }
-    impossible = refusal(job, method)
+    impossible = refusal(job, method, autocasts=bool(loop["autocast_half_weights"]))
     if impossible is not None:
         raise impossible
     step = Step(job=job, method=method, layout=layout, gpu=gpu, micro_batch=micro_batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from src.errors import NotCoveredError
+from src.measure.options import LoopOptions
 from src.spec import Job, Method, Offload, refusal
 
 _GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]], ...] = (
@@ -13,9 +14,9 @@ _GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]],
 """(key, its value, whether the dry run lacks it)."""
 
 
-def require_covered(job: Job, method: Method) -> None:
+def require_covered(job: Job, method: Method, loop: LoopOptions) -> None:
     """Raise UserError where the job cannot run by the method, or the dry run cannot run it."""
-    impossible = refusal(job, method)
+    impossible = refusal(job, method, autocasts=loop.autocast_half_weights)
     if impossible is not None:
         raise impossible
     if method.is_zero:

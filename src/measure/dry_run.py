@@ -69,7 +69,7 @@ def check(case: Case) -> None:
         UserError: says why, in one line.
     """
     step, job = case.step, case.step.job
-    require_covered(job, step.method)
+    require_covered(job, step.method, case.loop)
     check_layout(step, case.loop)
     if job.attention is Attention.FLASH:
         if step.gpu.compute_capability < (8, 0):

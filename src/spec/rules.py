@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from src.errors import UserError
 from src.spec.choices import (
@@ -124,8 +125,16 @@ _RULES: tuple[_Rule, ...] = (
 """(broken when, key, value, what is allowed)."""
 
 
-def refusal(job: Job, method: Method) -> UserError | None:
-    """Why a job cannot run by a method; None where it can."""
+def refusal(job: Job, method: Method, *, autocasts: bool = False) -> UserError | None:
+    """Why a job cannot run by a method; None where it can.
+
+    Args:
+        job: the job.
+        method: the method.
+        autocasts: whether the loop is under autocast although the precision says none.
+    """
+    if autocasts:
+        job = replace(job, precision=Precision.BF16_MIXED)
     for is_broken, key, value, allowed in _RULES:
         if is_broken(job, method):
             return UserError(key=key, value=value(job, method), allowed=allowed)

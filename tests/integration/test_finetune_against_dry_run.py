@@ -111,3 +111,13 @@ def test_what_cannot_be_trained_is_refused(
     with pytest.raises(UserError) as caught:
         dry_run(one)
     assert caught.value.key == key
+
+
+def test_norms_in_fp32_run_under_autocast_over_half_weights() -> None:
+    """As Trainer does with `bf16=True` and a quantised model that was prepared for training."""
+    kind = {"kind": "qlora", "upcast": "norms", "r": 3}
+    plain = case("llama", "nf4", finetune=kind, precision="bf16-true")
+    with pytest.raises(UserError, match=r"finetune\.upcast=norms: .* need autocast"):
+        dry_run(plain)
+    loop = {"autocast_half_weights": True}
+    assert dry_run(case("llama", "nf4", finetune=kind, precision="bf16-true", loop=loop)).peak_bytes
