@@ -19,7 +19,6 @@ _GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]],
         lambda _: "true",
         lambda job, method: job.vocab_parallel and method.has_tensor_parallel,
     ),
-    ("finetune.dora", lambda _: True, lambda job, _: job.finetune.dora),
 )
 """(key, its value, whether the formula lacks it)."""
 
