@@ -99,25 +99,32 @@ class Adapters(Pieces):
             base: the Linear's output.
             weight_bytes: per element of W as it is dequantised; None: it is stored as it is.
         """
-        regime, dropout = self.regime, self.regime.finetune.dropout
-        if dropout:
+        regime = self.regime
+        if regime.finetune.dropout:
             taken = self.dropout(taken)
         width, bytes_ = op.width, taken.dtype_bytes
         norm = self.tape.tensor(0, bytes_, size=fixed(width * bytes_), requires_grad=False)
-        for sizes in _norm_moments(self, op, bytes_, weight_bytes):
+        weight = self._frozen(
+            op, bytes_, is_copy=weight_bytes is not None or bytes_ != regime.parameter_bytes
+        )
+        graph, product = _graph(self, op), fixed(op.in_features * width * bytes_)
+        for sizes in _before_norm(self, op, bytes_, weight_bytes):
             with self.tape.beside(*sizes):
                 self.tape.record(norm, [])
+        with self.tape.beside(*graph, product, product, product):
+            self.tape.record(weight, [])
         magnitude = self.stored(width, trained=True, stored_bytes=regime.adapter_bytes)
-        with self.tape.beside(*_to_the_end(self, op, bytes_, weight_bytes)):
+        with self.tape.beside(*graph, product):
             ratio = self._row(width, max(bytes_, regime.adapter_bytes))
             self.tape.record(ratio, [magnitude], saved=[norm])
             low = self.factors(op, taken, base.share)
-            plain = self._plain(op, taken, base, weight_bytes=weight_bytes)
+            plain = self._plain(op, taken, base, weight, is_stored=weight_bytes is None)
             less = self._row(width, ratio.dtype_bytes)
             self.tape.record(less, [ratio])
             own = self._times_row(less, plain)
-            added = self.scaled(self._times_row(ratio, low))
-            return self.add(base, self.add(own, added))
+            added = self.add(own, self.scaled(self._times_row(ratio, low)))
+            self.tape.read(weight)
+        return self.add(base, added)
 
     def _row(self, width: int, dtype_bytes: int) -> Value:
         """One element for each output."""
@@ -136,28 +143,37 @@ class Adapters(Pieces):
         self.tape.record(out, [row, source], saved=saved, temporary=temporary)
         return out
 
-    def _plain(self, op: Linear, taken: Value, base: Value, *, weight_bytes: int | None) -> Value:
-        """`Wx` without the bias."""
+    def _frozen(self, op: Linear, dtype_bytes: int, *, is_copy: bool) -> Value:
+        """W in another dtype, or as it is stored."""
+        return self.tape.tensor(
+            0,
+            dtype_bytes,
+            size=fixed(op.in_features * op.width * dtype_bytes),
+            term=Term.CAST_WEIGHTS,
+            requires_grad=False,
+            counted=is_copy,
+        )
+
+    def _plain(
+        self, op: Linear, taken: Value, base: Value, weight: Value, *, is_stored: bool
+    ) -> Value:
+        """`Wx` without the bias, which has the dtype of the weights or of a quantised result."""
         regime = self.regime
         if not regime.finetune.dropout:
             if not op.bias:
                 return base
-            stored = regime.parameter_bytes if weight_bytes is None else base.dtype_bytes
-            out = self.like(base, dtype_bytes=max(base.dtype_bytes, stored))
+            bias_bytes = regime.parameter_bytes if is_stored else base.dtype_bytes
+            out = self.like(base, dtype_bytes=max(base.dtype_bytes, bias_bytes))
             self.tape.record(out, [base])
             return out
         operand = self.cast(taken, regime.compute_bytes) if regime.autocast else taken
-        numel, bytes_ = op.in_features * op.width, operand.dtype_bytes
-        is_stored = weight_bytes is None and bytes_ == regime.parameter_bytes
-        weight = self.tape.tensor(
-            0,
-            bytes_,
-            size=fixed(numel * bytes_),
-            term=Term.CAST_WEIGHTS,
-            requires_grad=False,
-            counted=not is_stored,
-        )
-        out = self.tape.tensor(base.width, bytes_, share=base.share)
+        if operand is not taken:
+            weight = self._frozen(
+                op,
+                operand.dtype_bytes,
+                is_copy=not is_stored or operand.dtype_bytes != regime.parameter_bytes,
+            )
+        out = self.tape.tensor(base.width, operand.dtype_bytes, share=base.share)
         self.tape.record(out, [operand], saved=[weight])
         return out
 
@@ -168,49 +184,32 @@ def _eye_bytes(low: Adapters) -> int:
     return regime.compute_bytes if regime.autocast else regime.adapter_bytes
 
 
-def _copied(low: Adapters, bytes_: int, weight_bytes: int | None) -> bool:
-    """Whether W in x's dtype is a tensor of its own."""
-    return weight_bytes is not None or bytes_ != low.regime.parameter_bytes
+def _graph(low: Adapters, op: Linear) -> tuple[Size, ...]:
+    """What the graph behind BA keeps until its name goes: the eye that A is applied to, A's output.
 
-
-def _to_the_end(
-    low: Adapters, op: Linear, bytes_: int, weight_bytes: int | None
-) -> tuple[Size, ...]:
-    """What DoRA's forward has as local names from the norm on.
-
-    BA in x's dtype; the graph behind it, which ends with the name: the eye that A was applied to,
-    and what A gave; W in x's dtype where it is a copy.
+    Only BA's detached values are used (`DoraLinearLayer.forward`).
     """
-    inputs, numel, eye = op.in_features, op.in_features * op.width, _eye_bytes(low)
-    copies = 1 + _copied(low, bytes_, weight_bytes)
-    graph = (fixed(inputs * inputs * eye), fixed(inputs * low.regime.finetune.r * eye))
-    return (*graph, *[fixed(numel * bytes_)] * copies)
+    rows = op.in_features * _eye_bytes(low)
+    return fixed(rows * op.in_features), fixed(rows * low.regime.finetune.r)
 
 
-def _norm_moments(
+def _before_norm(
     low: Adapters, op: Linear, bytes_: int, weight_bytes: int | None
 ) -> Iterator[tuple[Size, ...]]:
-    """What is alive at each step towards the norm of W + BA (`get_lora_weight`, `get_weight_norm`).
+    """What is alive on the way to BA and W in x's dtype (`bytes_`), the norm still to be taken.
 
-    BA is B(A(eye)) of an I x I eye; then BA and W are taken to x's dtype (int8: W is dequantised by
-    two products), scaled BA and its sum with W are made, and autocast takes the norm in fp32.
+    BA is B(A(eye)) of an I x I eye, which autocast casts; BA is cast to x's dtype; W is dequantised
+    (int8: by two products) and cast. Then BA is scaled and added to W (`get_weight_norm`).
     """
     inputs, numel, eye = op.in_features, op.in_features * op.width, _eye_bytes(low)
-    regime = low.regime
+    stored, graph = low.regime.adapter_bytes, _graph(low, op)
 
     def weights(*widths: int) -> tuple[Size, ...]:
         return tuple(fixed(numel * width) for width in widths)
 
-    made = fixed(inputs * inputs * regime.adapter_bytes)
-    graph = (fixed(inputs * inputs * eye), fixed(inputs * regime.finetune.r * eye))
-    casts_eye = eye != regime.adapter_bytes
-    yield (*([made] if casts_eye else []), *graph, *weights(eye))
+    made = (fixed(inputs * inputs * stored),) if eye != stored else ()
+    yield (*made, *graph, *weights(eye))
     if eye != bytes_:
         yield (*graph, *weights(eye, bytes_))
-    if weight_bytes is not None:
-        pair = FLOAT_BYTES if weight_bytes == FLOAT_BYTES else bytes_
-        yield (*graph, *weights(bytes_, weight_bytes, pair))
-    after = _to_the_end(low, op, bytes_, weight_bytes)
-    yield (*after, *weights(bytes_, bytes_))
-    if regime.autocast and bytes_ != FLOAT_BYTES:
-        yield (*after, *weights(bytes_, FLOAT_BYTES))
+    if weight_bytes == FLOAT_BYTES:
+        yield (*graph, *weights(bytes_, FLOAT_BYTES, FLOAT_BYTES))

@@ -15,6 +15,11 @@ _GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]],
         lambda job, _: job.finetune.kind is FinetuneKind.PREFIX,
     ),
     (
+        "finetune.dora",
+        lambda _: "true",
+        lambda job, method: job.finetune.dora and method is Method.ZERO3,
+    ),
+    (
         "vocab_parallel",
         lambda _: "true",
         lambda job, method: job.vocab_parallel and method.has_tensor_parallel,

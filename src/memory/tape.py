@@ -198,7 +198,7 @@ class Tape:
 
     def read(self, value: Value) -> None:
         """The forward pass still has this tensor, though no operation reads it again."""
-        self._operate(value, (), (), ZERO)
+        self._operate(value, (value,), (), ZERO)
 
     @contextmanager
     def beside(self, *sizes: Size) -> Iterator[None]:
@@ -324,12 +324,15 @@ class Tape:
         """Moments of the first forward pass with tensors beside what is recorded (`beside`)."""
         if self.runs_again:
             return []
-        every = running(self._operations, out=out)
-        return undominated(
-            self._running(operation, live, beside, flowing=ZERO, again=None)
-            for operation, live, beside in every
-            if beside != ZERO
-        )
+        retained: set[int] = set()
+        found: list[Moment] = []
+        for operation, live, beside in running(self._operations, out=out):
+            retained |= live & self._retained
+            if beside != ZERO:
+                before = total(self._sizes[storage] for storage in retained)
+                moment = self._running(operation, live, beside, flowing=before, again=None)
+                found.append(moment)
+        return undominated(found)
 
     def _recomputing(
         self, out: Value, index: int, region: int | None, flowing: Size
