@@ -23,6 +23,7 @@ from src.launch import Jobs
 from src.measure.case import DEVICES
 from src.measure.client import case_of
 from src.measure.coverage import require_covered
+from src.measure.options import LoopOptions
 from src.measure.runner import Conditions, git_commit, visible_gpus
 from src.plan.design import Design, PlannedStep, plan_steps
 from src.record import case_id_of
@@ -303,7 +304,7 @@ def gpu_of(found: Mapping[str, Any]) -> Gpu:
 def _can_run(step: Step, device: str) -> bool:
     """Whether the step builder runs the step."""
     try:
-        require_covered(step.job, step.method)
+        require_covered(step.job, step.method, LoopOptions())
     except UserError:
         return False
     if step.job.attention is Attention.FLASH and step.gpu.compute_capability < (8, 0):

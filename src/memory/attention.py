@@ -13,8 +13,8 @@ from src.architecture.ops import Attention
 from src.memory.kernels import Kernel
 from src.memory.pieces import MASK_BYTES, Pieces
 from src.memory.size import FLOAT_BYTES, Size, per_score, per_token
-from src.memory.tape import Value
 from src.memory.terms import Term
+from src.memory.values import Value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

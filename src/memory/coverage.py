@@ -15,11 +15,15 @@ _GAPS: tuple[tuple[str, Callable[[Job], object], Callable[[Job, Method], bool]],
         lambda job, _: job.finetune.kind is FinetuneKind.PREFIX,
     ),
     (
+        "finetune.dora",
+        lambda _: "true",
+        lambda job, method: job.finetune.dora and method is Method.ZERO3,
+    ),
+    (
         "vocab_parallel",
         lambda _: "true",
         lambda job, method: job.vocab_parallel and method.has_tensor_parallel,
     ),
-    ("finetune.dora", lambda _: True, lambda job, _: job.finetune.dora),
 )
 """(key, its value, whether the formula lacks it)."""
 

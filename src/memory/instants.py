@@ -7,9 +7,9 @@ from typing import NamedTuple
 from src.memory.kernels import Kernel
 from src.memory.parts import Parts
 from src.memory.size import ZERO, Size, fixed, per_score, per_token, total
-from src.memory.tape import Terms, merged
 from src.memory.terms import Instant, Term
 from src.memory.tuning import trains_block
+from src.memory.values import Terms, merged
 
 
 class Column(NamedTuple):
@@ -112,6 +112,7 @@ def _forward_end(parts: Parts) -> list[Column]:
             )
             for blocks, size in parts.placement.gathered_moments()
         ),
+        *_crowded(parts),
         *(
             _column(Instant.FORWARD_END, common, gathered, cached, held, _kept_as(parts, terms))
             for terms in parts.head.inside
@@ -121,6 +122,25 @@ def _forward_end(parts: Parts) -> list[Column]:
         gathered = {Term.GATHERED_WEIGHTS: parts.placement.gathered_outputs()}
         found.append(_column(Instant.FORWARD_END, common, gathered, parts.head.outputs))
     return found
+
+
+def _crowded(parts: Parts) -> list[Column]:
+    """Moments of the forward pass of blocks; of alike ones the last, when most is kept."""
+    gathered = {Term.GATHERED_WEIGHTS: parts.placement.gathered_at_work()}
+    common = merged(parts.static, _waiting_gradients(parts), gathered, _named_stem(parts))
+    last = {id(block): index for index, block in enumerate(parts.blocks)}
+    return [
+        _column(Instant.FORWARD_END, common, _kept_activations(parts, blocks=index), moment.terms)
+        for index in last.values()
+        for moment in parts.blocks[index].crowded
+    ]
+
+
+def _named_stem(parts: Parts) -> Terms:
+    """The embeddings' output, a local name of the model's forward, unless it is kept anyway."""
+    first = parts.blocks[0]
+    kept = parts.recomputes(0) or (first.saves_source and not parts.regime.offloads)
+    return {} if kept else {Term.ACTIVATION_GRADIENTS: parts.stem.out}
 
 
 def _autocast_cache(parts: Parts) -> Terms:

@@ -17,8 +17,9 @@ from src.memory.lowering import Lowering
 from src.memory.profile import Profile, profile, profile_of
 from src.memory.regime import Regime
 from src.memory.size import FLOAT_BYTES, ZERO, Size, fixed, per_token
-from src.memory.tape import Tape, Terms, Value, merged
+from src.memory.tape import Tape
 from src.memory.terms import Term
+from src.memory.values import Terms, Value, merged
 from src.spec import Loss
 
 NUM_CHUNKS = 8

@@ -31,31 +31,41 @@ from src.architecture.ops import (
     RotaryTable,
     View,
 )
+from src.memory.adapters import Adapters
 from src.memory.attention import lower_attention
-from src.memory.pieces import Pieces
 from src.memory.size import FLOAT_BYTES, ZERO, Size, per_token
-from src.memory.tape import Value
 from src.memory.tuning import is_quantised, is_target
+from src.memory.values import Value
 from src.spec import Quantization
+
+INT8_INPUT_BYTES = 2 + 1 + 2 + 1
+"""Of an input that is quantised: in fp16, in int8, its magnitudes, and which are outliers."""
+
+INT8_PRODUCT_BYTES = 4 + 2
+"""Of an int8 product besides the result: in int32, and dequantised in fp16."""
 
 
 @dataclass(kw_only=True)
-class Lowering(Pieces):
+class Lowering(Adapters):
     """Writes a block's operations to a tape.
 
     Attributes:
         hidden_bytes: bytes per element of the residual stream, which rotary tables follow.
         values: the tensors behind the names of the block at work.
         gathered: of those, what has been gathered along the sequence, for the attention or not.
+        named: tensors that the module at work and its caller have names for until it returns.
+        named_by: whether that module is the attention; None: none has begun.
     """
 
     hidden_bytes: int
     values: dict[str, Value] = field(default_factory=dict)
     gathered: dict[tuple[Value, bool], Value] = field(default_factory=dict)
+    named: list[Value] = field(default_factory=list)
+    named_by: bool | None = None
 
     def run(self, block: Block, source: Value) -> Value:
         """Lower a block: its incoming tensor in, its outgoing one out."""
-        self.values = {block.source: source}
+        self.values, self.named, self.named_by = {block.source: source}, [], None
         start, stop = block.attention if self.regime.recomputes_attention else (0, 0)
         self._lower(block.ops[:start])
         if start < stop:
@@ -79,6 +89,14 @@ class Lowering(Pieces):
 
     def linear(self, op: Linear, source: Value) -> Value:
         """A Linear with LoRA's adapters where it is a target."""
+        if self.named_by is not op.is_attention:
+            self.named, self.named_by = [] if op.flat else [source], op.is_attention
+        out = self._linear(op, source)
+        for value in self.named:
+            self.tape.read(value)
+        return out
+
+    def _linear(self, op: Linear, source: Value) -> Value:
         finetune, head = self.regime.finetune, self.regime.head
         if op.parallel.splits_outputs and self.regime.splits_sequence:
             source = self.whole_sequence(op, source)
@@ -92,6 +110,11 @@ class Lowering(Pieces):
         if quantised:
             return self.quantised_adapter(op, source, out)
         return self.adapter(op, source, out)
+
+    def attend(self, op: Attention, query: Value, key: Value, value: Value) -> Value:
+        """An attention, whose module has names for what it is given."""
+        self.named += [query, key, value]
+        return lower_attention(self, op, query, key, value)
 
     def dense(self, op: Linear, source: Value) -> Value:
         """A Linear as it is, split by tensor parallelism."""
@@ -118,28 +141,18 @@ class Lowering(Pieces):
         if self.regime.finetune.quantization is Quantization.INT8:
             out = self.tape.tensor(width, source.dtype_bytes)
             weight = Size(fixed=numel * source.dtype_bytes)
-            self.tape.record(out, [source], temporary=weight, retained=[source])
+            inputs = source.width
+            with self.tape.beside(per_token(INT8_INPUT_BYTES * inputs)):
+                self.tape.read(source)
+            with self.tape.beside(per_token(inputs + INT8_PRODUCT_BYTES * width)):
+                self.tape.record(out, [source], temporary=weight, retained=[source])
             return out
         operand = self.cast(source, self.regime.compute_bytes)
         product = self.tape.tensor(width, operand.dtype_bytes)
         weight = Size(fixed=numel * operand.dtype_bytes)
-        self.tape.record(product, [operand], temporary=weight)
+        with self.tape.beside(weight):
+            self.tape.record(product, [operand], temporary=weight)
         return self.cast(product, source.dtype_bytes)
-
-    def quantised_adapter(self, op: Linear, source: Value, base: Value) -> Value:
-        """PEFT's `lora.bnb`: the result is cloned for NF4, only autocast casts the adapters' input.
-
-        `base + (B(A(dropout(x))) * scale).to(base.dtype)`.
-        """
-        if self.regime.finetune.quantization is Quantization.NF4:
-            base = self.contiguous(base)
-        taken = source
-        if not self.regime.autocast:
-            taken = self.cast(source, self.regime.adapter_bytes)
-        scaled = self.low_rank(op, taken, base)
-        if not self.regime.autocast:
-            scaled = self.cast(scaled, base.dtype_bytes)
-        return self.add(base, scaled)
 
     def whole_sequence(self, op: Linear, source: Value) -> Value:
         """All-gather in front of column-parallel Linears, once per attention and once per MLP.
@@ -155,50 +168,11 @@ class Lowering(Pieces):
             self.gathered[key] = whole
         return self.gathered[key]
 
-    def scattered(self, source: Value, *, flat: bool = False) -> Value:
-        """Reduce-scatter behind a row-parallel Linear; the cut of a whole tensor likewise.
-
-        Backward: the gradient is all-gathered, then put in the tensor's order (a copy).
-        """
-        share = 1 / self.regime.tp
-        part = self.tape.tensor(source.width * share, source.dtype_bytes, share=share)
-        self.tape.record(part, [source], temporary=ZERO if flat else source.size)
-        return part
-
     def joined(self, source: Value) -> Value:
         """A part that is gathered, as the final norm's output for a head; its gradient is cut."""
         whole = self.tape.tensor(source.width / source.share, source.dtype_bytes)
         self.tape.record(whole, [source])
         return whole
-
-    def adapter(self, op: Linear, source: Value, base: Value) -> Value:
-        """PEFT's `lora.Linear`: `base + B(A(dropout(x.to(fp32)))) * scale`, cast back."""
-        taken = self.cast(source, self.regime.adapter_bytes)
-        scaled = self.low_rank(op, taken, base)
-        return self.cast(self.add(base, scaled), base.dtype_bytes)
-
-    def low_rank(self, op: Linear, taken: Value, base: Value) -> Value:
-        """`B(A(dropout(x))) * scale`, split as the Linear's own output `base` is.
-
-        Of a row-parallel Linear A's output is summed over the group as the Linear's own is.
-        """
-        rank, stored = self.regime.finetune.r, self.regime.adapter_bytes
-        if self.regime.finetune.dropout:
-            taken = self.dropout(taken)
-        if self.regime.autocast:
-            taken = self.cast(taken, self.regime.compute_bytes)
-        rows = self.regime.tp if op.parallel is Parallel.ROW else 1
-        down = self.weight(rank * op.in_features / rows, trained=True, stored_bytes=stored)
-        part = taken.share if op.parallel is Parallel.REPLICATED else 1.0
-        low = self.product(taken, down, rank * part, part)
-        if op.parallel.splits_inputs and self.regime.splits_sequence:
-            low = self.scattered(low, flat=op.flat)
-        columns = self.regime.tp if op.parallel is Parallel.COLUMN else 1
-        up = self.weight(rank * op.width / columns, trained=True, stored_bytes=stored)
-        high = self.product(low, up, op.width * base.share, base.share)
-        scaled = self.like(high)
-        self.tape.record(scaled, [high])
-        return scaled
 
     def norm(self, op: Norm, source: Value) -> Value:
         """LayerNorm, or RMSNorm as the families write it out."""
@@ -338,7 +312,7 @@ class Lowering(Pieces):
 _HANDLERS: dict[type, Callable[..., Value]] = {
     Activation: lambda low, op, source: low.activation(op.function, source),
     Add: lambda low, _, left, right: low.add(left, right),
-    Attention: lower_attention,
+    Attention: Lowering.attend,
     Copy: Lowering.copied,
     Dropout: lambda low, _, source: low.dropout(source),
     Embed: Lowering.embed,

@@ -13,9 +13,9 @@ from src.memory.profile import Profile, profile
 from src.memory.regime import Regime, regime_of
 from src.memory.sequence_limits import check_sequence_parallel
 from src.memory.size import ZERO, Size, fixed, per_token, total
-from src.memory.tape import Terms, merged
 from src.memory.terms import Term
 from src.memory.tuning import check_int8, check_prompt, check_trained_blocks, trains_block
+from src.memory.values import Terms, merged
 from src.spec import Checkpointing, Gpu, Job, Layout, Method
 
 INPUT_BYTES_PER_TOKEN = 3 * 8

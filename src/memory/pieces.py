@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from src.memory.regime import Regime
-from src.memory.size import FLOAT_BYTES, Size
-from src.memory.tape import Tape, Value
+from src.memory.size import FLOAT_BYTES, ZERO, Size
+from src.memory.tape import Tape
 from src.memory.terms import Term
+from src.memory.values import Value
 
 MASK_BYTES = 1
 
@@ -174,3 +175,13 @@ class Pieces:
         )
         self.tape.record(out, [source])
         return out
+
+    def scattered(self, source: Value, *, flat: bool = False) -> Value:
+        """Reduce-scatter behind a row-parallel Linear; the cut of a whole tensor likewise.
+
+        Backward: the gradient is all-gathered, then put in the tensor's order (a copy).
+        """
+        share = 1 / self.regime.tp
+        part = self.tape.tensor(source.width * share, source.dtype_bytes, share=share)
+        self.tape.record(part, [source], temporary=ZERO if flat else source.size)
+        return part

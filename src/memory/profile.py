@@ -9,8 +9,9 @@ from src.architecture import Block
 from src.memory.lowering import Lowering
 from src.memory.regime import Regime
 from src.memory.size import ZERO, Size
-from src.memory.tape import Moment, Tape, Terms, Value
+from src.memory.tape import Tape
 from src.memory.terms import Term
+from src.memory.values import Moment, Terms, Value
 from src.memory.working import Working
 
 
@@ -31,6 +32,7 @@ class Profile:
         recast: casts of weights that nothing keeps on the GPU, though a backward pass reads them.
         on_host: what waits in host memory.
         working: what the forward pass needs besides what it keeps; alternatives.
+        crowded: moments of the forward pass with tensors that no operation's own are.
     """
 
     source: Size
@@ -46,6 +48,7 @@ class Profile:
     recast: Size
     on_host: Size
     working: tuple[Working, ...]
+    crowded: tuple[Moment, ...]
 
 
 @lru_cache(maxsize=4096)
@@ -127,4 +130,5 @@ def profile_of(tape: Tape, source: Value, first: Value, out: Value) -> Profile:
         recast=tape.recomputed().get(Term.CAST_WEIGHTS, ZERO),
         on_host=tape.on_host(),
         working=tape.working(source, out),
+        crowded=tuple(tape.crowded(out)),
     )

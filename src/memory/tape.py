@@ -18,52 +18,9 @@ from dataclasses import dataclass, field, replace
 
 from src.memory.size import ZERO, Size, total, undominated
 from src.memory.terms import Term
+from src.memory.values import Moment, Terms, Value, merged
 from src.memory.walk import Node, Region, Walk
-from src.memory.working import Operation, Working, working_sets
-
-Terms = dict[Term, Size]
-
-
-def merged(*parts: Terms) -> Terms:
-    """Terms added up."""
-    terms: Terms = {}
-    for part in parts:
-        for term, size in part.items():
-            terms[term] = terms[term].plus(size) if term in terms else size
-    return terms
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Value:
-    """A tensor of the forward pass.
-
-    Attributes:
-        size: bytes of the tensor and of its gradient.
-        width: elements per token on this GPU (0 for parameters).
-        dtype_bytes: bytes per element.
-        share: the part of the full width that this GPU holds (1 / tp inside a split region).
-        storage: index of its storage; views share one.
-        requires_grad: whether a gradient flows into it.
-        is_parameter: whether that gradient stays.
-        accumulates: whether a parameter's gradient exists already, and this one is added to it.
-    """
-
-    size: Size
-    width: float
-    dtype_bytes: int
-    share: float
-    storage: int
-    requires_grad: bool = True
-    is_parameter: bool = False
-    accumulates: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
-    """Live bytes at one moment of a walk, by term; without what outlives the walk."""
-
-    terms: Terms
-    size: Size
+from src.memory.working import Operation, Working, running, working_sets
 
 
 @dataclass
@@ -93,6 +50,7 @@ class Tape:
     _retained: set[int] = field(default_factory=set)
     _operations: list[Operation] = field(default_factory=list)
     _cached: set[int] = field(default_factory=set)
+    _beside: tuple[Size, ...] = ()
 
     def tensor(
         self,
@@ -201,7 +159,7 @@ class Tape:
             retained: tensors it has as plain attributes: they live as long as the graph, that is
                 to the end of the whole backward pass, and checkpointing does not drop them.
         """
-        self._operations.append(Operation(out, tuple(inputs), tuple(saved), temporary))
+        self._operate(out, inputs, saved, temporary)
         if out.requires_grad and self._terms[out.storage] is Term.CAST_WEIGHTS:
             self._cached.add(out.storage)
         differentiable = tuple(value for value in inputs if self.needs_gradient(value))
@@ -221,6 +179,36 @@ class Tape:
                 tuple(saved),
             )
         )
+        self._operations[-1] = self._operations[-1]._replace(num_nodes=len(self._nodes))
+
+    def _operate(
+        self, out: Value, inputs: Sequence[Value], saved: Sequence[Value], temporary: Size
+    ) -> None:
+        self._operations.append(
+            Operation(
+                out,
+                tuple(inputs),
+                tuple(saved),
+                temporary,
+                self._beside,
+                len(self._nodes),
+                self._region,
+            )
+        )
+
+    def read(self, value: Value) -> None:
+        """The forward pass still has this tensor, though no operation reads it again."""
+        self._operate(value, (value,), (), ZERO)
+
+    @contextmanager
+    def beside(self, *sizes: Size) -> Iterator[None]:
+        """While what is recorded within runs forward, tensors of these sizes are alive besides.
+
+        They are no part of the graph: the backward pass has them only where it runs forward again.
+        """
+        self._beside = sizes
+        yield
+        self._beside = ()
 
     def needs_gradient(self, value: Value) -> bool:
         """Whether a gradient flows into a value: it or something it came from is trained."""
@@ -272,11 +260,14 @@ class Tape:
         again = {storage for node in self._nodes for storage in node.saved}
         return self._by_term(again - self._held())
 
-    def _held(self) -> set[int]:
+    def _held(self, num_nodes: int | None = None, *, again: int | None = None) -> set[int]:
+        """What the first nodes (None: all) keep; also those of the function that runs again."""
         held: set[int] = set()
-        for node in self._nodes:
+        for node in self._nodes[:num_nodes]:
             if node.region is None:
                 held |= frozenset() if self.offloads else node.saved
+            elif node.region == again:
+                held |= self._regions[again].held | node.saved
             elif node.saved:
                 held |= self._regions[node.region].held
         return held
@@ -309,11 +300,18 @@ class Tape:
         """
         walk = Walk(self._nodes, self._regions, self._added_apart, out, offloads=self.offloads)
         moments: list[Moment] = []
+        savers = [index for index, node in enumerate(self._nodes) if node.saved]
+        runs_again_at = max(savers, default=None) if self.runs_again else None
         for index in range(len(self._nodes) - 1, -1, -1):
             settled = walk.parameter_gradients
+            region = walk.starts(index)
+            if region is not None or index == runs_again_at:
+                moments += self._recomputing(out, index, region, walk.flowing())
             flowing = walk.step(index)
             if flowing is not None:
                 saved = self._by_term(self._apart(walk.saved_at(index)))
+                if runs_again_at is not None and index > runs_again_at:
+                    saved = {}
                 if self.offloads:
                     saved = merged(saved, self._brought_back(index))
                 moments.append(self._moment(saved, flowing, settled))
@@ -321,6 +319,54 @@ class Tape:
                 saved = self._by_term(self._apart(walk.saved_at(index, has_run=True)))
                 moments.append(self._moment(saved, adding, beside))
         return undominated(moments), walk.parameter_gradients
+
+    def crowded(self, out: Value) -> list[Moment]:
+        """Moments of the first forward pass with tensors beside what is recorded (`beside`)."""
+        if self.runs_again:
+            return []
+        retained: set[int] = set()
+        found: list[Moment] = []
+        for operation, live, beside in running(self._operations, out=out):
+            retained |= live & self._retained
+            if beside != ZERO:
+                before = total(self._sizes[storage] for storage in retained)
+                moment = self._running(operation, live, beside, flowing=before, again=None)
+                found.append(moment)
+        return undominated(found)
+
+    def _recomputing(
+        self, out: Value, index: int, region: int | None, flowing: Size
+    ) -> Iterator[Moment]:
+        """Moments of running again for node `index`, the last one that saves anything.
+
+        All of it, or a checkpointed function, runs. It ends when the last tensor is saved: inputs
+        are before the operation has made its output (`set_checkpoint_early_stop`).
+        """
+        for operation, live, beside in running(self._operations, out=out):
+            is_last = operation.num_nodes > index
+            if is_last and operation.out not in operation.saved:
+                live, beside = live - {operation.out.storage}, ZERO
+            if operation.region == region:
+                yield self._running(operation, live, beside, flowing=flowing, again=region)
+            if is_last:
+                return
+
+    def _running(
+        self,
+        operation: Operation,
+        live: frozenset[int],
+        beside: Size,
+        *,
+        flowing: Size,
+        again: int | None,
+    ) -> Moment:
+        """An operation that runs forward: what has been kept by then, and what is alive besides."""
+        held = self._held(operation.num_nodes, again=again)
+        counted = held if self.runs_again else held | self._retained
+        passing = total(self._sizes[storage] for storage in live - counted)
+        return self._moment(
+            self._by_term(self._apart(held)), total((flowing, passing, beside)), ZERO
+        )
 
     def _brought_back(self, index: int) -> Terms:
         """The copies that a node gets back from host memory."""

@@ -31,7 +31,7 @@ class Term(StrEnum):
     SAVED_ACTIVATIONS: tensors kept for the backward pass; of one block where it is recomputed.
     DROPOUT_MASKS, ATTENTION_SCORES: those of them that are masks, or S x S.
     ATTENTION_MASK: the S x S mask that a forward pass hands to every block.
-    ACTIVATION_GRADIENTS: gradients in flight and temporaries of one operation's backward.
+    ACTIVATION_GRADIENTS: gradients in flight, and temporaries of the operation at work.
     LOGITS: the model's output, and its fp32 copies. LOSS_TEMPORARIES: the loss's own tensors.
     INPUTS: token ids, labels, mask. WORKSPACES: cuBLAS.
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from src.memory.size import ZERO, Size, total
 
 if TYPE_CHECKING:
-    from src.memory.tape import Value
+    from src.memory.values import Value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +82,13 @@ class Walk:
             held |= {storage for storage, first in self._again[region].items() if first <= until}
         return held
 
-    def _flowing(self) -> Size:
+    def starts(self, index: int) -> int | None:
+        """The checkpointed function that has to run again before node `index` does, if any."""
+        region = self._nodes[index].region
+        return region if region is not None and self._last_saver.get(region) == index else None
+
+    def flowing(self) -> Size:
+        """Bytes of the gradients in flight."""
         return total(self._sizes.values())
 
     def _release(self, gradient: int) -> None:
@@ -104,7 +110,7 @@ class Walk:
             self._release(gradient)
         elif value in self._gradient_of:
             if value in self._added_apart:
-                flowing = self._flowing().plus(value.size)
+                flowing = self.flowing().plus(value.size)
                 self.sums.append((flowing, self.parameter_gradients))
             self._release(gradient)
         else:
@@ -126,7 +132,7 @@ class Walk:
             gradient if value in node.passed else self._allocate(value.size)
             for value in node.inputs
         ]
-        peak = self._flowing().plus(node.temporary)
+        peak = self.flowing().plus(node.temporary)
         self._release(gradient)
         for value, delivered in zip(node.inputs, fresh, strict=True):
             self._deliver(value, delivered)
@@ -141,7 +147,7 @@ class Walk:
         if self._first_view[source] != index:
             return None
         whole = self._allocate(source.size)
-        peak = self._flowing()
+        peak = self.flowing()
         for part in self._parts.pop(source, []):
             self._release(part)
         self._deliver(source, whole)

@@ -80,6 +80,15 @@ _RULES: tuple[_Rule, ...] = (
         "PEFT refuses prefix tuning with checkpointing; none",
     ),
     (
+        lambda job, method: (
+            (job.finetune.dora or job.finetune.kind is FinetuneKind.PREFIX)
+            and method.has_tensor_parallel
+        ),
+        "method",
+        lambda _, method: method,
+        "PEFT's DoRA and prefix tuning work on whole weights and heads; no tensor parallelism",
+    ),
+    (
         lambda job, method: job.finetune.is_quantized and method.has_tensor_parallel,
         "method",
         lambda _, method: method,

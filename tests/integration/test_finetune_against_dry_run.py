@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "prompt": {"kind": "prompt", "num_virtual_tokens": 7},
 }
 FAMILIES = ("opt", "gpt2", "llama", "bert", "gemma", "bloom", "qwen3")
-FORMULA_LACKS = ("dora", "nf4, dora", "prefix")
+FORMULA_LACKS = ("prefix",)
 
 
 def case(family: str, kind: str, **changes: Any) -> Any:
@@ -63,12 +63,8 @@ WIDE = {
 SHARDED = {"method": "fsdp", "layout": {"dp": 4, "shard": 4}}
 
 
-LOW = {
-    ("int8", "bf16-mixed", "full"),
-    ("all-linear", "bf16-mixed", "full"),
-    ("all-linear", "bf16-true", "full"),
-}
-"""Where the formula is 1 to 4 % low, not explained yet (under 1 % at the width of real models)."""
+LOW = {("int8", "bf16-mixed", "full")}
+"""Where the formula is 1.4 % low, not explained yet (0.1 % at the width of real models)."""
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FORMULA_LACKS])
@@ -85,11 +81,40 @@ def test_the_peak_is_the_same(kind: str, precision: str, checkpointing: str) -> 
         micro_batch=2,
     )
     expected = dry_run(one).peak_bytes
-    allowed = 0.05 if (kind, precision, checkpointing) in LOW else 0.01
+    allowed = 0.015 if (kind, precision, checkpointing) in LOW else 0.01
     assert estimate_step(one.step).peak_bytes.allocated == pytest.approx(expected, rel=allowed)
 
 
-@pytest.mark.parametrize("kind", ["freeze", "nf4", "prompt"])
+EVERY_LINEAR = {"dora": True, "targets": ["all-linear"], "r": 8}
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "fp32"])
+@pytest.mark.parametrize(
+    ("checkpointing", "finetune"),
+    [
+        ("full", {"kind": "lora", "dropout": 0.1}),
+        ("none", {"kind": "qlora"}),
+        ("selective", {"kind": "qlora", "quantization": "int8", "dropout": 0.1}),
+    ],
+)
+def test_the_peak_of_dora_on_every_linear_is_the_same(
+    precision: str, checkpointing: str, finetune: dict[str, Any]
+) -> None:
+    one = case(
+        "llama",
+        "dora",
+        model={"name": "wide", "config": WIDE},
+        finetune=finetune | EVERY_LINEAR,
+        precision=precision,
+        checkpointing=checkpointing,
+        seq_len=256,
+    )
+    expected, found = dry_run(one), estimate_step(one.step)
+    assert found.peak_bytes.allocated == pytest.approx(expected.peak_bytes, rel=0.015)
+    assert found.peak_instant.value == expected.peak_instant.value
+
+
+@pytest.mark.parametrize("kind", ["freeze", "nf4", "dora", "prompt"])
 def test_the_peak_of_a_shard_is_the_same(kind: str) -> None:
     wide = {"name": "wide", "config": WIDE}
     one = case("llama", kind, model=wide, seq_len=256, micro_batch=2, **SHARDED)

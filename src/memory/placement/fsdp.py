@@ -10,8 +10,8 @@ from src.memory.placement.streams import Streams
 from src.memory.placement.whole import Placement
 from src.memory.regime import stored_bytes
 from src.memory.size import FLOAT_BYTES, Size, fixed
-from src.memory.tape import Terms, merged
 from src.memory.terms import Term
+from src.memory.values import Terms, merged
 from src.spec import Method
 
 
@@ -135,6 +135,11 @@ class FsdpPlacement(Placement):
         """The root (or everything), and the last all-gather's buffer, held until the next one."""
         held = self._whole(self.counts.blocks[-1])
         return fixed(self._whole(self._unfreed()) + held)
+
+    def gathered_at_work(self) -> Size:
+        """The same, and the last block itself."""
+        last = 0.0 if self.method is Method.FSDP_GRAD else self._whole(self.counts.blocks[-1])
+        return self.gathered_forward().plus(fixed(last))
 
     def gathered_outputs(self) -> Size:
         """The root (or everything): it frees the held buffer behind its own forward pass.

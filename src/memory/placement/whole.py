@@ -13,8 +13,8 @@ from src.memory.optimizers import paged_bytes, state_bytes, temporary_bytes
 from src.memory.placement.streams import Streams
 from src.memory.regime import Regime, stored_bytes
 from src.memory.size import FLOAT_BYTES, ZERO, Size, fixed
-from src.memory.tape import Terms
 from src.memory.terms import Term
+from src.memory.values import Terms
 from src.spec import Job, Layout, Method
 
 
@@ -153,6 +153,10 @@ class Placement:
             Blocks that have run, and bytes of whole weights.
         """
         return ()
+
+    def gathered_at_work(self) -> Size:
+        """Whole weights alive while the last block runs forward, where they are sharded."""
+        return ZERO
 
     def gathered_forward(self) -> Size:
         """Whole weights alive at the end of the forward pass, where they are sharded."""

@@ -27,8 +27,8 @@ from src.memory.placement.partitions import (
 )
 from src.memory.placement.whole import Placement
 from src.memory.size import FLOAT_BYTES, Size, fixed
-from src.memory.tape import Terms, merged
 from src.memory.terms import Term
+from src.memory.values import Terms, merged
 from src.spec import Method, Offload, Precision
 
 NORM_BYTES = 8

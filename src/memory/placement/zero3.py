@@ -24,8 +24,8 @@ from src.memory.placement.partitions import (
 )
 from src.memory.placement.zero import NORM_BYTES, ZeroPlacement
 from src.memory.size import FLOAT_BYTES, ZERO, Size, fixed
-from src.memory.tape import Terms
 from src.memory.terms import Term
+from src.memory.values import Terms
 from src.spec import Checkpointing, Offload, Precision
 
 SUB_GROUP = 10**9

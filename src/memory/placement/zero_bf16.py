@@ -12,8 +12,8 @@ from src.memory.counts import Counts
 from src.memory.optimizers import temporary_bytes
 from src.memory.placement.zero import ZeroPlacement
 from src.memory.size import FLOAT_BYTES, fixed
-from src.memory.tape import Terms
 from src.memory.terms import Term
+from src.memory.values import Terms
 
 
 @dataclass(frozen=True, kw_only=True)

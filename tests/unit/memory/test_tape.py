@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from src.memory.size import ZERO, Size, per_token
-from src.memory.tape import Tape, Value
+from src.memory.tape import Tape
 from src.memory.terms import Term
+from src.memory.values import Value
 
 
 def linear(tape: Tape, source: Value, width: int) -> Value:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from src.memory.size import ZERO, fixed, per_score, per_token
-from src.memory.tape import Moment, Tape, Value, merged
+from src.memory.tape import Tape
 from src.memory.terms import Term
+from src.memory.values import Moment, Value, merged
 
 
 def step(tape: Tape, source: Value, width: float, *, saved: bool = True) -> Value:
