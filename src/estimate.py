@@ -14,15 +14,19 @@ from src.config import (
     compose_keywords_with_files,
     compose_with_files,
     emit,
+    emit_all,
     listing_rows,
     run_command,
     run_flag,
     to_output,
     to_request,
+    warn,
 )
 from src.errors import UserError
 from src.plan.result import Report
+from src.plan.scale import blocks, pareto, points
 from src.report import progress_bar, render, render_listing, write_page, write_plot
+from src.report.layouts import layouts_heading, render_points, stream_points
 
 
 def estimate(**keys: Any) -> Report:
@@ -34,7 +38,7 @@ def estimate(**keys: Any) -> Report:
     Raises:
         UserError: a key or a value is not allowed.
     """
-    for key in ("format", "plot", "snapshot", "report", "list"):
+    for key in ("format", "plot", "snapshot", "report", "list", "layouts"):
         if key in keys:
             allowed = "for the command line only; src.report renders a report"
             raise UserError(key=key, value=keys[key], allowed=allowed)
@@ -55,7 +59,26 @@ def run(arguments: list[str]) -> int:
         if output.listing is not None:
             emit(render_listing(listing_rows(output.listing), output.format))
             return EXIT_OK
-        return _answer(to_request(cfg).told_first(imported.warnings), output)
+        question = to_request(cfg).told_first(imported.warnings)
+        if output.layouts is not None:
+            return _layouts(question, output)
+        return _answer(question, output)
+
+
+def _layouts(question: Question, output: Output) -> int:
+    """Layouts in place of an answer; the exit code."""
+    request = question.request
+    found = blocks(request)
+    warn(question.warnings)
+    if output.layouts == "all":
+        emit_all(stream_points(points(found), output.format))
+        return EXIT_OK
+    best = pareto(found)
+    if output.format == "table":
+        emit(render_points(best, heading=layouts_heading(request)))
+    else:
+        emit_all(stream_points(best, output.format))
+    return EXIT_OK if best else EXIT_NOTHING_FITS
 
 
 def _answer(question: Question, output: Output) -> int:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from src.config.answering import Answer, answering
-from src.config.command import EXIT_DRIFT, EXIT_NOTHING_FITS, EXIT_OK, emit, run_command, warn
+from src.config.command import (
+    EXIT_DRIFT,
+    EXIT_NOTHING_FITS,
+    EXIT_OK,
+    emit,
+    emit_all,
+    run_command,
+    warn,
+)
 from src.config.compose import (
     compose_arguments,
     compose_keywords,
@@ -27,6 +35,7 @@ __all__ = [
     "compose_keywords_with_files",
     "compose_with_files",
     "emit",
+    "emit_all",
     "listing_rows",
     "run_command",
     "run_flag",

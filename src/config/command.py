@@ -14,6 +14,7 @@ EXIT_NOTHING_FITS = 3
 EXIT_DRIFT = 3
 _EXIT_INTERRUPTED = 130
 _EXIT_BROKEN_PIPE = 141
+_AT_ONCE = 4096
 
 
 def emit(text: str) -> None:
@@ -40,6 +41,22 @@ def emit(text: str) -> None:
 def warn(warnings: Iterable[str]) -> None:
     """Write warnings to stderr, a line each."""
     sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
+
+
+def emit_all(pieces: Iterable[str]) -> None:
+    """Write an answer to stdout as it comes, some thousand pieces at a time.
+
+    Raises:
+        UserError: stdout cannot be written (a full disk).
+        BrokenPipeError: nobody reads it any more.
+    """
+    waiting: list[str] = []
+    for piece in pieces:
+        waiting.append(piece)
+        if len(waiting) == _AT_ONCE:
+            emit("".join(waiting))
+            waiting.clear()
+    emit("".join(waiting))
 
 
 def run_command(work: Callable[[], int]) -> int:

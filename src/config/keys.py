@@ -25,6 +25,7 @@ from src.spec import (
 
 FORMATS = ("table", "json", "csv")
 LISTINGS = ("models", "gpus", "methods")
+LAYOUTS = ("pareto", "all")
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 PAGE_SUFFIXES = (".html",)
 SNAPSHOT_SUFFIXES = (".pickle", ".pkl")
@@ -118,6 +119,12 @@ KEYS: dict[str, Key] = {
     "solve": Key(
         allowed=f"{_choices(Unknown)} | null",
         meaning="left open: the largest that fits, the fewest GPUs, every GPU that does",
+        kind=ValueKind.OPTIONAL_TEXT,
+    ),
+    "layouts": Key(
+        allowed=f"{_choices(LAYOUTS)} | null",
+        meaning="of every degree and micro batch: those that nothing beats in memory and speed, or "
+        "all, as csv or json",
         kind=ValueKind.OPTIONAL_TEXT,
     ),
     "policy": _choice(Policy, "what is recommended; llmem: by LLMem's own rule"),

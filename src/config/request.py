@@ -13,7 +13,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from src.config.calibration import CHAMPION
 from src.config.gpu import resolve_gpu
-from src.config.keys import FORMATS, KEYS, LISTINGS, PAGE_SUFFIXES, PLOT_SUFFIXES, SNAPSHOT_SUFFIXES
+from src.config.keys import (
+    FORMATS,
+    KEYS,
+    LAYOUTS,
+    LISTINGS,
+    PAGE_SUFFIXES,
+    PLOT_SUFFIXES,
+    SNAPSHOT_SUFFIXES,
+)
 from src.config.lengths import resolve_seq_len
 from src.config.model import resolve_model
 from src.errors import UserError, unknown_name
@@ -81,6 +89,7 @@ class Output:
         snapshot: the file for PyTorch's memory viewer; None: no snapshot.
         page: the file of the HTML page; None: no page.
         listing: one of LISTINGS, printed in place of an answer; None: the answer.
+        layouts: one of LAYOUTS, printed in place of an answer; None: the answer.
     """
 
     format: str
@@ -88,6 +97,7 @@ class Output:
     snapshot: Path | None
     page: Path | None
     listing: str | None
+    layouts: str | None
 
 
 def to_output(cfg: DictConfig) -> Output:
@@ -102,12 +112,16 @@ def to_output(cfg: DictConfig) -> Output:
     snapshot = output_file(keys, "snapshot", SNAPSHOT_SUFFIXES, allowed=KEYS["snapshot"].allowed)
     if snapshot is not None:
         _check_snapshot(keys)
+    layouts = None if keys["layouts"] is None else _choice(keys, "layouts", LAYOUTS)
+    if layouts is not None:
+        _check_layouts(keys)
     return Output(
         format=form,
         plot=output_file(keys, "plot", PLOT_SUFFIXES, allowed=KEYS["plot"].allowed),
         snapshot=snapshot,
         page=output_file(keys, "report", PAGE_SUFFIXES, allowed=KEYS["report"].allowed),
         listing=listing,
+        layouts=layouts,
     )
 
 
@@ -127,6 +141,15 @@ def output_file(
     if path.is_dir() or not path.parent.is_dir():
         raise UserError(key=key, value=keys[key], allowed="a file in a folder that exists")
     return path
+
+
+def _check_layouts(keys: Mapping[str, Any]) -> None:
+    """Many layouts are rows alone, and all of them no table."""
+    for key in ("plot", "snapshot", "report", "solve"):
+        if keys[key] is not None:
+            raise UserError(key=key, value=keys[key], allowed="without layouts, which prints rows")
+    if keys["layouts"] == "all" and keys["format"] == "table":
+        raise UserError(key="layouts", value="all", allowed="with format=csv or format=json")
 
 
 def _check_snapshot(keys: Mapping[str, Any]) -> None:

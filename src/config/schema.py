@@ -80,6 +80,7 @@ class EstimateConfig:
     runtime: str | None = None
     policy: str = MISSING
     solve: str | None = None
+    layouts: str | None = None
     dryrun: DryRunConfig = field(default_factory=DryRunConfig)
     zero: ZeroConfig = field(default_factory=ZeroConfig)
     trust_remote_code: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
@@ -63,20 +63,33 @@ def simulated_bitsandbytes() -> Iterator[None]:
     import peft.tuners.lora.dora as dora
     import peft.tuners.lora.model as model
 
-    known = sys.modules.get(ADAPTERS)
     with (
-        mock.patch.dict(sys.modules, {PACKAGE: _package()}),
+        _imported({PACKAGE: _package(), ADAPTERS: None}),
         mock.patch.object(peft.import_utils, "is_bnb_available", _yes),
         mock.patch.object(peft.import_utils, "is_bnb_4bit_available", _yes),
         mock.patch.object(model, "is_bnb_available", _yes),
         mock.patch.object(model, "is_bnb_4bit_available", _yes),
         mock.patch.object(dora, "dequantize_module_weight", _dequantise),
     ):
-        sys.modules.pop(ADAPTERS, None)
         importlib.import_module(ADAPTERS)
         yield
-    if known is None:
-        sys.modules.pop(ADAPTERS, None)
+
+
+@contextmanager
+def _imported(modules: Mapping[str, ModuleType | None]) -> Iterator[None]:
+    """Within it, these are what has been imported by those names; None: nothing.
+
+    Others that are imported meanwhile stay, as they have to: libraries keep what is in them.
+    """
+    before = {name: sys.modules.pop(name, None) for name in modules}
+    sys.modules.update({name: module for name, module in modules.items() if module is not None})
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
 
 
 def quantise(model: Any, finetune: Finetune, *, dtype: torch.dtype, storage: torch.dtype) -> None:

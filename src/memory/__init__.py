@@ -11,6 +11,7 @@ from src.memory.estimate import (
     host_activation_bytes,
     ledger_of,
     peak_allocated,
+    stranded_allocated,
 )
 from src.memory.kernels import Kernel, choose_kernel, implementation
 from src.memory.levels import LevelModel, level_model
@@ -41,6 +42,7 @@ __all__ = [
     "llmem_step",
     "mixed_dtypes",
     "peak_allocated",
+    "stranded_allocated",
     "scaled_table",
     "uneven_vocabulary",
     "unsplit_adapters",

@@ -13,7 +13,7 @@ from src.memory.instants import Column
 from src.memory.levels import level_model
 from src.memory.losses import num_chunks
 from src.memory.pools import Pools
-from src.memory.size import Shape
+from src.memory.size import ZERO, Shape
 from src.memory.terms import Instant, Term
 from src.spec import Gpu, Job, Layout, Method, Step
 from src.units import Levels
@@ -93,6 +93,27 @@ def peak_allocated(
     return peak
 
 
+def stranded_allocated(
+    job: Job, method: Method, layout: Layout, gpu: Gpu, *, micro_batch: Any, seq_len: int
+) -> Any:
+    """Allocated bytes of the loss and a block of it that nothing else fits in; arrays as above.
+
+    Raises:
+        UserError: the config or the attention implementation is impossible.
+    """
+    shape = _shape(job, micro_batch, seq_len)
+    most: Any = 0
+    stranded: Any = 0
+    for column in columns(job, method, layout, gpu):
+        if column.instant is Instant.LOSS_BACKWARD:
+            size = column.size.at(shape)
+            loss = column.terms.get(Term.LOSS_TEMPORARIES, ZERO).at(shape) // LOSS_BLOCKS
+            is_more = size > most
+            stranded = stranded + (loss - stranded) * is_more
+            most = most + (size - most) * is_more
+    return most + stranded
+
+
 def _shape(job: Job, micro_batch: Any, seq_len: Any) -> Shape:
     chunks = num_chunks(describe(job.model), job.loss)
     length = seq_len + job.finetune.prompt_length
@@ -132,15 +153,19 @@ def estimate_step(step: Step) -> Estimate:
     )
 
 
-def host_activation_bytes(step: Step) -> int:
+def host_activation_bytes(step: Step, micro_batch: Any = None) -> Any:
     """Bytes that one micro step moves to host memory and back to keep activations there.
+
+    Args:
+        step: the step.
+        micro_batch: in place of the step's; may be a numpy array.
 
     Raises:
         UserError: the config or the attention implementation is impossible.
     """
     found = answer(step.job, step.method, step.layout, step.gpu)
-    num_bytes: float = found.moved.at(_shape(step.job, step.micro_batch, step.job.seq_len))
-    return round(num_bytes)
+    batch = step.micro_batch if micro_batch is None else micro_batch
+    return found.moved.at(_shape(step.job, batch, step.job.seq_len))
 
 
 def _pooled(step: Step, pools: Pools, shape: Shape, ledger: Ledger) -> float:

@@ -8,6 +8,7 @@ allocator need not give anything back.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from src.memory.outside import outside_bytes
 from src.spec import Gpu, Layout
@@ -59,6 +60,25 @@ class LevelModel:
         reserved = round(min(freely, max(least, self.capacity - self.outside)))
         return Levels(allocated=allocated, reserved=reserved, device=reserved + self.outside)
 
+    def device_at(self, allocated: Any) -> Any:
+        """Device bytes for allocated peaks whose blocks all fit; they may be a numpy array."""
+        least = allocated * (1 + SLACK_AT_CAPACITY)
+        room = _larger(least, self.capacity - self.outside)
+        reserved = -_larger(-allocated * (1 + HOLES), -room)
+        return reserved + self.outside
+
+    def surely_fits(self, allocated: Any, fragmented: Any) -> Any:
+        """Whether steps are sure to fit.
+
+        Args:
+            allocated: their peaks in bytes; may be a numpy array.
+            fragmented: as in `upper`; alike.
+        """
+        outside = upper_outside(self.outside)
+        room = upper_room(outside=outside, capacity=self.capacity)
+        fits = allocated * (1 + UPPER_ALLOCATED) <= room
+        return fits & (fragmented * (1 + UPPER_ALLOCATED) + outside <= self.capacity)
+
     def upper(self, allocated: int, *, pooled: float | None = None, fragmented: int = 0) -> Levels:
         """The upper bound of all levels; never below the estimate.
 
@@ -76,6 +96,11 @@ class LevelModel:
             reserved=max(bound.reserved, stranded),
             device=max(bound.device, stranded + upper_outside(self.outside)),
         )
+
+
+def _larger(left: Any, right: Any) -> Any:
+    """Elementwise maximum without importing numpy."""
+    return left + (right - left) * (right > left)
 
 
 def upper_outside(outside: int) -> int:

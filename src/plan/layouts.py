@@ -56,7 +56,7 @@ def candidates(request: Request, decoder: Decoder | None) -> tuple[Candidate, ..
     Raises:
         UserError: a method, or a tensor-parallel degree, that was asked for is impossible.
     """
-    degrees = _asked_degrees(request, decoder)
+    degrees = asked_degrees(request, decoder)
     found: list[Candidate] = []
     for method in request.methods or _every_method(request):
         mine = _layouts(method, request.cluster.num_gpus, request.cluster.node_size, degrees)
@@ -89,8 +89,8 @@ def _every_method(request: Request) -> tuple[Method, ...]:
     return tuple(every)
 
 
-def _asked_degrees(request: Request, decoder: Decoder | None) -> tuple[int, ...]:
-    """The degrees to try.
+def asked_degrees(request: Request, decoder: Decoder | None) -> tuple[int, ...]:
+    """The tensor-parallel degrees above 1 to try.
 
     Raises:
         UserError: `tp` was given and is not one of them.

@@ -9,6 +9,7 @@ Letters: B micro batch, S sequence, N data-parallel GPUs, t tensor-parallel degr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from src.architecture import Decoder
 from src.architecture.ops import Attention, Experts, Linear
@@ -104,10 +105,20 @@ def tokens_per_second(
     return tokens / step_time(step, cluster, decoder).at(pace)
 
 
-def step_time(step: Step, cluster: Cluster, decoder: Decoder) -> StepTime:
-    """The time of one optimizer step on every GPU."""
+def step_time(
+    step: Step, cluster: Cluster, decoder: Decoder, *, micro_batch: Any = None
+) -> StepTime:
+    """The time of one optimizer step on every GPU.
+
+    Args:
+        step: the step.
+        cluster: its GPUs and links.
+        decoder: its model.
+        micro_batch: in place of the step's; with a numpy array every part is one.
+    """
     job, layout, gpu = step.job, step.layout, step.gpu
-    tokens = step.micro_batch * job.model_seq_len
+    batch = step.micro_batch if micro_batch is None else micro_batch
+    tokens = batch * job.model_seq_len
     forward = forward_flops_per_token(decoder, job) * tokens / layout.tp
     rate = matmul_flops(gpu, job.precision) * MATMUL_EFFICIENCY
     compute = job.grad_accum * forward * _passes(job, decoder) / rate
@@ -125,11 +136,12 @@ def step_time(step: Step, cluster: Cluster, decoder: Decoder) -> StepTime:
         traffic += _host_bytes_moved(step, counts, trained) / HOST_BANDWIDTH
     if job.activation_offload:
         # On the computing stream, there and back (`torch.autograd.graph.save_on_cpu`).
-        traffic += 2 * job.grad_accum * host_activation_bytes(step) / HOST_BANDWIDTH
+        moved = host_activation_bytes(step, batch)
+        traffic += 2 * job.grad_accum * moved / HOST_BANDWIDTH
     hidden_by = compute * (_passes(job, decoder) - 1) / _passes(job, decoder) / job.grad_accum
-    exposed = _tensor_parallel_seconds(step, cluster, decoder) + max(
-        0.0, _data_parallel_seconds(step, cluster, counts.base, counts.trained) - hidden_by
-    )
+    reduced = _data_parallel_seconds(step, cluster, counts.base, counts.trained) - hidden_by
+    split = _tensor_parallel_seconds(step, cluster, decoder, batch)
+    exposed = split + reduced * (reduced > 0)
     return StepTime(compute=compute, traffic=traffic, optimizer=optimizer, exposed=exposed)
 
 
@@ -193,33 +205,41 @@ def link_bytes_per_second(cluster: Cluster, *, within_node: bool) -> float:
 
 
 def _data_parallel_seconds(step: Step, cluster: Cluster, base: float, trained: float) -> float:
-    """Ring collectives move `(N-1)/N` of the bytes per pass.
+    """Ring collectives move `(N-1)/N` of the bytes per pass, N ranks of a group.
 
     DDP, ZeRO-1 and ZeRO-2 move gradients (or what replaces them) twice; FSDP and ZeRO-3 gather
     whole weights for forward and backward and reduce gradients once; `fsdp-grad` gathers once.
+    Where there are several groups of shards (hybrid), each gathers and reduces within itself, and
+    every rank's shard of the gradients is all-reduced over the groups.
     """
     method, layout = step.method, step.layout
-    if layout.dp == 1:
-        return 0.0
     half = step.job.precision.compute_bytes
     if method.has_ddp:
         volume = 2 * trained * step.job.precision.weight_bytes
-    elif method in (Method.ZERO1, Method.ZERO2):
-        volume = 2 * trained * half
-    else:
-        gathers = 1 if method is Method.FSDP_GRAD else 2
-        volume = gathers * base * half * step.job.grad_accum + trained * half
-    within = layout.num_gpus <= cluster.node_size
-    share = (layout.dp - 1) / layout.dp
-    return volume * share / link_bytes_per_second(cluster, within_node=within)
+        return _ring_seconds(cluster, volume, ranks=layout.dp, span=layout.num_gpus)
+    if method in (Method.ZERO1, Method.ZERO2):
+        return _ring_seconds(cluster, 2 * trained * half, ranks=layout.dp, span=layout.num_gpus)
+    gathers = 1 if method is Method.FSDP_GRAD else 2
+    volume = gathers * base * half * step.job.grad_accum + trained * half
+    span = layout.shard * layout.tp
+    replicas = layout.dp // layout.shard
+    return _ring_seconds(cluster, volume, ranks=layout.shard, span=span) + _ring_seconds(
+        cluster, 2 * trained * half / layout.shard, ranks=replicas, span=layout.num_gpus
+    )
 
 
-def _tensor_parallel_seconds(step: Step, cluster: Cluster, decoder: Decoder) -> float:
+def _ring_seconds(cluster: Cluster, volume: float, *, ranks: int, span: int) -> float:
+    """Seconds of rings of so many ranks; `span` neighbouring GPUs hold one ring."""
+    within = span <= cluster.node_size
+    return volume * (ranks - 1) / ranks / link_bytes_per_second(cluster, within_node=within)
+
+
+def _tensor_parallel_seconds(step: Step, cluster: Cluster, decoder: Decoder, batch: Any) -> Any:
     """Two all-reduces of the hidden states per block and pass, on the critical path."""
     degree = step.layout.tp
     if degree == 1:
         return 0.0
-    tokens = step.micro_batch * step.job.seq_len * step.job.grad_accum
+    tokens = batch * step.job.seq_len * step.job.grad_accum
     hidden = tokens * decoder.hidden_size * step.job.precision.compute_bytes
     passes = 2 + (1 if step.job.checkpointing is Checkpointing.FULL else 0)
     volume = 2 * passes * decoder.num_layers * hidden * 2 * (degree - 1) / degree
