@@ -23,6 +23,9 @@ _HEADER = (
     "step s",
     "tokens/s",
 )
+TOLD_GAIN = 0.01
+"""Rows of the table are at least so much faster than the one before."""
+
 _NAMES = [field.name for field in fields(Point)]
 
 
@@ -55,16 +58,24 @@ def layouts_heading(request: Request) -> str:
 
 
 def render_points(points: Sequence[Point], *, heading: str) -> str:
-    """The table of what nothing beats."""
+    """The table of what nothing beats, without what is hardly faster than the row before it."""
     if not points:
         return f"{heading}\n\nNothing fits.\n"
-    rows = [_HEADER, *map(_cells, points)]
+    told: list[Point] = []
+    for point in points:
+        if not told or point.tokens_per_second >= told[-1].tokens_per_second * (1 + TOLD_GAIN):
+            told.append(point)
+    rows = [_HEADER, *map(_cells, told)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     lines = [
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         for row in rows
     ]
-    return "\n".join([heading, "", lines[0], "-" * len(lines[0]), *lines[1:]]) + "\n"
+    text = [heading, "", lines[0], "-" * len(lines[0]), *lines[1:]]
+    if len(told) < len(points):
+        text += ["", f"{len(points) - len(told)} more are less than {TOLD_GAIN:.0%} faster each; "]
+        text[-1] += "format=csv or json has them"
+    return "\n".join(text) + "\n"
 
 
 def _cells(point: Point) -> tuple[str, ...]:

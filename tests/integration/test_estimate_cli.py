@@ -206,6 +206,12 @@ ERRORS = [
     (["model=gpt2", "~gpus"], "argument", "~gpus"),
     (["gpt2"], "argument", "gpt2"),
     (["list=things"], "list", "things"),
+    (["model=gpt2", "layouts=best"], "layouts", "best"),
+    (["model=gpt2", "layouts=all"], "layouts", "all"),
+    (["model=gpt2", "gpus=32768", "gpu=t4", "layouts=pareto"], "gpus", "32768"),
+    (["model=gpt2", "layouts=pareto", "estimator=dryrun"], "estimator", "dryrun"),
+    (["model=gpt2", "layouts=pareto", "plot=a.png"], "plot", "a.png"),
+    (["model=opt-1.3b", "gpus=8", "layouts=pareto", "tp=3"], "tp", "3"),
     (["--multirun", "model=gpt2"], "option", "--multirun"),
     (["-m", "model=gpt2"], "option", "-m"),
     (["--gpus", "4"], "option", "--gpus"),
@@ -286,6 +292,23 @@ def test_list(folder: Path, listing: str, name: str) -> None:
     rows, table = json.loads(as_json), list(csv.DictReader(io.StringIO(as_csv)))
     assert rows == table
     assert name in [next(iter(row.values())) for row in rows]
+
+
+def test_layouts_are_rows(folder: Path) -> None:
+    asked = ("model=opt-1.3b", "gpu=a100", "gpus=8", "gpus_per_node=8")
+    every = run_here(run_estimate, folder, *asked, "layouts=all", "format=csv")
+    best = run_here(run_estimate, folder, *asked, "layouts=pareto", "format=json")
+    assert (every.returncode, every.stderr, best.returncode) == (0, "", 0)
+    rows = list(csv.DictReader(io.StringIO(every.stdout)))
+    assert len(rows) > 100
+    sizes = [row["device_bytes"] for row in json.loads(best.stdout)]
+    assert sizes == sorted(sizes)
+    table = run_here(run_estimate, folder, *asked, "layouts=pareto").stdout
+    told = [line for line in table.splitlines() if " GiB " in line]
+    assert f"{len(sizes) - len(told)} more are less than 1% faster each" in table
+    assert 3 < len(told) < 40
+    nothing = run_here(run_estimate, folder, "model=llama-2-70b", "gpu=t4", "layouts=pareto")
+    assert nothing.returncode == 3
 
 
 def test_a_reader_that_leaves_is_no_error(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from src.architecture import describe
@@ -17,7 +18,7 @@ from src.plan.throughput import (
     step_time,
     tokens_per_second,
 )
-from src.spec import Checkpointing, Cluster, Job, Method, Optimizer, Precision, Step
+from src.spec import Checkpointing, Cluster, Job, Layout, Method, Optimizer, Precision, Step
 from tests.jobs import LORA, gpu, layout_of, step_of, zoo_model
 
 JOB = Job(model=zoo_model("opt-1.3b"), precision=Precision.FP16_MIXED)
@@ -153,3 +154,32 @@ def test_activations_in_host_memory_cost_their_way_there_and_back() -> None:
     assert time_of(replace(moved, grad_accum=3)).traffic == pytest.approx(
         3 * time_of(moved).traffic
     )
+
+
+def test_groups_of_shards_gather_within_themselves() -> None:
+    """Over a slow network a node's shards and replicas of nodes beat one group over all."""
+    many = replace(cluster(gpus=64), internode_gbps=1.0)
+    decoder = describe(JOB.model)
+    step = step_of(JOB, Method.FSDP, gpus=64)
+    hybrid = replace(step, method=Method.HSDP, layout=Layout(dp=64, shard=8))
+    whole = replace(step, method=Method.HSDP, layout=Layout(dp=64, shard=32))
+    fsdp, near, far = (step_time(one, many, decoder).exposed for one in (step, hybrid, whole))
+    assert near < fsdp
+    assert near < far
+    assert (
+        step_time(replace(hybrid, gpu=gpu()), replace(many, internode_gbps=0.5), decoder).exposed
+        > near
+    )
+
+
+def test_micro_batches_may_be_an_array() -> None:
+    decoder = describe(JOB.model)
+    batches = np.array([1, 3, 8])
+    for method in (Method.FSDP, Method.TP, Method.DDP):
+        step = step_of(JOB, method, gpus=4)
+        found = step_time(step, cluster(), decoder, micro_batch=batches).seconds
+        one_by_one = [
+            step_time(replace(step, micro_batch=batch), cluster(), decoder).seconds
+            for batch in batches.tolist()
+        ]
+        assert found.tolist() == pytest.approx(one_by_one)
