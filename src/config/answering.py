@@ -88,17 +88,17 @@ def answering(
     reason = f"the formula does not know {request.job.model.model_type}"
     if request.estimator in _BY_FORMULA or (request.estimator is EstimatorKind.AUTO and is_known):
         try:
-            report = _by_formula(request, question.champion)
+            report, estimator = _by_formula(request, question.champion)
         except NotCoveredError as error:
             if request.estimator is not EstimatorKind.AUTO:
                 raise
             reason = str(error)
         else:
-            yield Answer(report=_with_warnings(report, question.warnings))
+            yield Answer(report=_finished(report, question, estimator))
             return
     if request.estimator is EstimatorKind.LLMEM:
         report = _compare(request, llmem_step, EstimatorKind.LLMEM)
-        yield Answer(report=_with_warnings(report, question.warnings))
+        yield Answer(report=_finished(report, question, llmem_step))
         return
     if request.solve is not None:
         allowed = f"only with estimator=formula, calibrated or llmem: {reason}"
@@ -107,7 +107,7 @@ def answering(
 
     with DryRun(time_limit_s=question.dry_run_limit_s, watch=watch) as dry_run:
         report = _by_dry_run(request, dry_run, reason)
-        yield Answer(report=_with_warnings(report, question.warnings), dry_run=dry_run)
+        yield Answer(report=_finished(report, question, dry_run), dry_run=dry_run)
 
 
 def _compare(request: Request, estimator: Estimator, kind: EstimatorKind) -> Report:
@@ -121,15 +121,24 @@ def _compare(request: Request, estimator: Estimator, kind: EstimatorKind) -> Rep
     return compare_solved(request, estimator, gpus, kind=kind)
 
 
-def _by_formula(request: Request, champion: Path) -> Report:
-    """The formula's report, corrected unless the formula alone was asked for."""
+def _by_formula(request: Request, champion: Path) -> tuple[Report, Estimator]:
+    """The formula's report, corrected unless the formula alone was asked for, and who gave it."""
     if request.estimator is EstimatorKind.FORMULA:
-        return _compare(request, estimate_step, EstimatorKind.FORMULA)
+        return _compare(request, estimate_step, EstimatorKind.FORMULA), estimate_step
     calibrated, lack = load_calibrated(champion)
     if calibrated is None:
         report = _compare(request, estimate_step, EstimatorKind.FORMULA)
-        return _with_warnings(report, (lack,))
-    return with_calibration(_compare(request, calibrated, EstimatorKind.CALIBRATED), calibrated)
+        return _with_warnings(report, (lack,)), estimate_step
+    report = _compare(request, calibrated, EstimatorKind.CALIBRATED)
+    return with_calibration(report, calibrated), calibrated
+
+
+def _finished(report: Report, question: Question, estimator: Estimator) -> Report:
+    """The report with the question's warnings, and the gap to what was measured."""
+    report = _with_warnings(report, question.warnings)
+    if question.measured is None:
+        return report
+    return replace(report, measured=question.measured.explain(report, estimator))
 
 
 def _with_warnings(report: Report, warnings: tuple[str, ...]) -> Report:

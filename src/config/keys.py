@@ -127,6 +127,11 @@ KEYS: dict[str, Key] = {
         "all, as csv or json",
         kind=ValueKind.OPTIONAL_TEXT,
     ),
+    "measured": Key(
+        allowed="FILE.json|FILE.jsonl, with :N or :ID for one of several | null",
+        meaning="explains the gap to a row or a memory snapshot",
+        kind=ValueKind.OPTIONAL_TEXT,
+    ),
     "policy": _choice(Policy, "what is recommended; llmem: by LLMem's own rule"),
     "dryrun.time_limit_s": Key(allowed="seconds, 1 or more", meaning="for each dry run"),
     "zero.reduce_bucket_size": Key(allowed="elements, 1 or more", meaning="DeepSpeed"),
@@ -187,6 +192,7 @@ _OTHER_NAMES = {
     "config_file": FILES_KEY,
     "timeout": "dryrun.time_limit_s",
     "memory_snapshot": "snapshot",
+    "row": "measured",
 }
 
 ESTIMATE = Program(

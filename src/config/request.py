@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -53,6 +53,9 @@ from src.spec import (
 )
 from src.spec.job import require_positive
 
+if TYPE_CHECKING:
+    from src.config.measured import Measured
+
 _ALL_METHODS = "all"
 _CORRECTED = (EstimatorKind.AUTO, EstimatorKind.CALIBRATED)
 _DEFAULT_INTERNODE_GBPS = {f.name: f.default for f in fields(Cluster)}["internode_gbps"]
@@ -67,12 +70,14 @@ class Question:
         warnings: what the reader has to know about how it was understood.
         dry_run_limit_s: seconds that one dry run may take.
         champion: the folder of the correction.
+        measured: what the estimate is held against; None: nothing.
     """
 
     request: Request
     warnings: tuple[str, ...]
     dry_run_limit_s: int
     champion: Path = CHAMPION
+    measured: Measured | None = None
 
     def told_first(self, warnings: tuple[str, ...]) -> Question:
         """The question with warnings before its own."""
@@ -108,6 +113,9 @@ def to_output(cfg: DictConfig) -> Output:
     """
     keys = container(cfg)
     form = _choice(keys, "format", FORMATS)
+    if form == "csv" and keys["measured"] is not None:
+        allowed = "only with format=table or json"
+        raise UserError(key="measured", value=keys["measured"], allowed=allowed)
     listing = None if keys["list"] is None else _choice(keys, "list", LISTINGS)
     snapshot = output_file(keys, "snapshot", SNAPSHOT_SUFFIXES, allowed=KEYS["snapshot"].allowed)
     if snapshot is not None:
@@ -211,7 +219,20 @@ def to_request(cfg: DictConfig) -> Question:
         warnings=(*warnings, *gpu_warnings, *without_effect),
         dry_run_limit_s=limit,
         champion=CHAMPION if champion is None else Path(champion).expanduser(),
+        measured=_measured(keys, request),
     )
+
+
+def _measured(keys: Mapping[str, Any], request: Request) -> Measured | None:
+    """What the estimate is held against."""
+    if keys["measured"] is None:
+        return None
+    if request.solve is not None:
+        allowed = "not with solve: an estimate of one job is held against it"
+        raise UserError(key="measured", value=keys["measured"], allowed=allowed)
+    from src.config.measured import read_measured
+
+    return read_measured(keys["measured"], request)
 
 
 def _estimator(keys: Mapping[str, Any]) -> EstimatorKind:

@@ -81,6 +81,7 @@ class EstimateConfig:
     policy: str = MISSING
     solve: str | None = None
     layouts: str | None = None
+    measured: str | None = None
     dryrun: DryRunConfig = field(default_factory=DryRunConfig)
     zero: ZeroConfig = field(default_factory=ZeroConfig)
     trust_remote_code: bool = False

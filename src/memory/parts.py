@@ -68,6 +68,11 @@ class Parts:
         return lm_head.width * lm_head.in_features if trained else 0
 
 
+def workspace_bytes(gpu: Gpu) -> int:
+    """Bytes of a cuBLAS workspace; a step has one for each of two handles."""
+    return WORKSPACE_BYTES_HOPPER if gpu.compute_capability >= (9, 0) else WORKSPACE_BYTES
+
+
 def parts_of(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Parts:
     """Everything that follows from a job under a method.
 
@@ -118,13 +123,12 @@ def parts_of(job: Job, method: Method, layout: Layout, gpu: Gpu) -> Parts:
         source_bytes=stream,
         source_counted=True,
     )
-    workspace = WORKSPACE_BYTES_HOPPER if gpu.compute_capability >= (9, 0) else WORKSPACE_BYTES
     static = merged(
         placement.static(),
         {
             Term.WEIGHTS: fixed(decoder.buffer_bytes),
             Term.INPUTS: per_token(INPUT_BYTES_PER_TOKEN),
-            Term.WORKSPACES: fixed(2 * workspace),
+            Term.WORKSPACES: fixed(2 * workspace_bytes(gpu)),
         },
     )
     return Parts(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from src.plan.gap.result import Gap
 from src.spec import EstimatorKind, Gpu, Layout, Method, Request, Unknown, Verdict
 from src.units import Levels
 
@@ -173,6 +174,7 @@ class Report:
         calibration: the correction applied; None for the formula alone.
         advice: what to change, where nothing fits or something would be faster.
         solved: the open field's values; None where none was left open.
+        measured: the gap to what was measured; None where nothing was given.
         warnings: what the reader has to know about the whole answer; what would have to change
             when nothing fits.
     """
@@ -186,4 +188,5 @@ class Report:
     calibration: Calibration | None
     advice: tuple[Advice, ...] = ()
     solved: Solved | None = None
+    measured: Gap | None = None
     warnings: tuple[str, ...] = ()

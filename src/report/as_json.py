@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
+from src.plan.gap.result import Gap
 from src.plan.result import SCHEMA_VERSION, Advice, MethodReport, Report, Solved
 from src.spec import FINETUNE_OPTIONS, Finetune, Layout, Lengths, Request
 
@@ -36,6 +37,7 @@ def report_dict(report: Report) -> dict[str, Any]:
         },
         "advice": [_advice_dict(advice) for advice in report.advice],
         "solved": None if report.solved is None else _solved_dict(report.solved),
+        "measured": None if report.measured is None else _gap_dict(report.measured),
         "calibration": None if report.calibration is None else asdict(report.calibration),
         "warnings": list(report.warnings),
     }
@@ -70,6 +72,43 @@ def _solved_dict(solved: Solved) -> dict[str, Any]:
             }
             for found in solved.solutions
         ],
+    }
+
+
+def _gap_dict(gap: Gap) -> dict[str, Any]:
+    """The gap to what was measured; `docs/measured.md` says what each key is."""
+    found = {
+        item.name: getattr(gap, item.name)
+        for item in fields(Gap)
+        if item.name not in ("layout", "levels", "parts", "instants", "settings", "causes")
+    }
+    return {
+        **found,
+        "layout": _layout_dict(gap.layout),
+        "versions": dict(gap.versions),
+        "levels": {
+            level.level: {
+                "estimate_bytes": level.estimate_bytes,
+                "settled_bytes": level.settled_bytes,
+                "measured_bytes": level.measured_bytes,
+                "gap_bytes": level.gap_bytes,
+                "left_bytes": level.left_bytes,
+            }
+            for level in gap.levels
+        },
+        "settings": [asdict(setting) for setting in gap.settings],
+        "instants": [asdict(instant) for instant in gap.instants],
+        "parts": [
+            {
+                "part": part.part,
+                "terms": dict(part.terms),
+                "estimate_bytes": part.estimate_bytes,
+                "measured_bytes": part.measured_bytes,
+                "gap_bytes": part.gap_bytes,
+            }
+            for part in gap.parts
+        ],
+        "causes": [asdict(cause) for cause in gap.causes],
     }
 
 

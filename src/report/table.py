@@ -12,6 +12,7 @@ from rich.text import Text
 
 from src.plan.result import MethodReport, Report
 from src.report.advice import advice_heading, advice_table
+from src.report.gap import print_gap
 from src.report.solved import solved_heading, solved_table
 from src.report.words import column, gib, layout_text, shown_method, terms_by_size
 from src.spec import FINETUNE_OPTIONS, Finetune, Job, Verdict
@@ -55,6 +56,8 @@ def render_table(report: Report, *, width: int = PLAIN_WIDTH, color: bool = Fals
     if shown is not None:
         _say(console, "", *_ledger_heading(shown, report))
         console.print(_ledger_table(shown, width))
+    if report.measured is not None:
+        print_gap(report.measured, console, _say, lambda: _new_table(width))
     warnings = [f"warning: {warning}" for warning in report.warnings]
     _say(console, *(["", *warnings] if warnings else []))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from src.errors import UserError
 from src.plan.result import MethodReport, Report
+from src.report.gap import cause_lines, gap_title
+from src.report.gap import sections as gap_sections
 from src.report.page.pictures import ledger_picture, pareto_picture, timeline_picture
 from src.report.page.style import STYLE
 from src.report.words import column, gib, layout_text, shown_method, terms_by_size
@@ -63,7 +65,7 @@ def render_page(report: Report, timeline: Timeline | None = None) -> str:
         sections.append(_ledger(report, shown))
     if timeline is not None:
         sections.append(_section("Live bytes over the step", timeline_picture(timeline)))
-    sections += [_notes(report), _provenance(report)]
+    sections += [_gap(report), _notes(report), _provenance(report)]
     title = f"{report.model.name} on {report.request.cluster.num_gpus} x {report.gpu.sku}"
     body = "\n".join(section for section in sections if section)
     return _PAGE.format(title=_text(title), style=STYLE, body=body)
@@ -171,6 +173,20 @@ def _ledger(report: Report, shown: MethodReport) -> str:
     table = _table(["term, GiB", *instants], rows, label="ledger")
     picture = ledger_picture(shown, usable_bytes=report.gpu.usable_bytes)
     return _section(heading, f"{picture}<details><summary>as a table</summary>{table}</details>")
+
+
+def _gap(report: Report) -> str:
+    gap = report.measured
+    if gap is None:
+        return ""
+    tables = "".join(
+        f"<h3>{_text(heading)}</h3>"
+        + _table(headings, [("", list(cells)) for cells in rows], label=heading)
+        for heading, (headings, rows) in gap_sections(gap)
+    )
+    lines = "".join(f"<li>{_text(line)}</li>" for line in cause_lines(gap))
+    content = f"<p>{_text(gap_title(gap))}</p>{tables}<ul>{lines}</ul>"
+    return _section("Why off", content)
 
 
 def _notes(report: Report) -> str:

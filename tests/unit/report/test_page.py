@@ -13,6 +13,7 @@ import pytest
 
 from src.errors import UserError
 from src.estimate import estimate
+from src.plan.gap.result import Cause, Gap, InstantGap, Kind, PartGap, SettingGap
 from src.plan.result import Report
 from src.report.page import render_page, write_page
 from src.report.page.pictures import color
@@ -137,3 +138,32 @@ def test_chromium_shows_it_without_overflow(
     assert found is not None
     assert int(found.group(1)) <= int(found.group(2))
     assert found.group(3) == ("rgb(20, 24, 28)" if dark else "rgb(255, 255, 255)")
+
+
+def test_what_a_row_says_is_escaped_too(answer: Report) -> None:
+    evil = "<script>alert(1)</script>"
+    setting = SettingGap(key=evil, asked=evil, measured=evil, moved_bytes=None)
+    shown = answer.methods[0]
+    gap = Gap(
+        file=evil,
+        kind=Kind.ROW,
+        id=evil,
+        source=evil,
+        outcome="ok",
+        method=shown.method,
+        layout=shown.layout,
+        micro_batch=1,
+        levels=(),
+        settings=(setting,),
+        instants=(InstantGap(instant=evil, estimate_bytes=None, measured_bytes=1),),
+        instant=evil,
+        parts=(PartGap(part=evil, terms={evil: 1}, measured_bytes=None),),
+        unattributed_bytes=None,
+        causes=(Cause(kind=evil, gap_bytes=1, words=evil),),
+        versions={evil: evil},
+    )
+    page = read(render_page(replace(answer, measured=gap)))
+    assert "script" not in page.tags
+    assert page.text.count(evil) >= 12
+    assert not page.open
+    assert "Why off" not in read(render_page(answer)).text

@@ -21,6 +21,7 @@ def test_keys_are_those_of_schema_version_1(report: Report) -> None:
         "recommended",
         "advice",
         "solved",
+        "measured",
         "calibration",
         "warnings",
     ]
@@ -63,6 +64,7 @@ def test_request_has_every_key_of_the_configuration(report: Report) -> None:
         "trust_remote_code",
         "dryrun",
         "champion",
+        "measured",
     }
     assert set(request) == {str(key) for key in cfg} - only_for_the_command
     assert set(request["finetune"]) == set(cfg.finetune)
