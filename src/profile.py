@@ -15,6 +15,7 @@ from src.measure.predict import Predictor
 from src.record import open_rows, read_rows
 from src.report.campaign import render_plan, render_summary, write_cases
 from src.report.campaign_progress import campaign_progress
+from src.report.page_row import draw_page
 from src.report.plot_row import draw_row
 from src.tracking import Log, Tracker, default_uri, resolve_uri, sync
 
@@ -52,7 +53,8 @@ def measure(campaign: Campaign, uri: str) -> None:
     with open_rows(campaign.rows) as file, Predictor() as predict:
         warn(f"{campaign.rows}:{bad.line}: no row: {bad.reason}" for bad in file.damaged)
         num_done = len(ids & {row.case_id for row in file.rows})
-        tracker = Tracker(Log(uri, compare=predict, draw=draw_row), campaign.rows, file.rows)
+        log = Log(uri, compare=predict, draw=draw_row, page=draw_page)
+        tracker = Tracker(log, campaign.rows, file.rows)
         try:
             with tracker, campaign_progress(len(ids), done=num_done) as tell:
                 for row in run_campaign(campaign.cases, file, campaign.conditions, campaign.jobs):
@@ -68,7 +70,7 @@ def measure(campaign: Campaign, uri: str) -> None:
 def log_missing(uri: str, files: Iterable[Path]) -> None:
     """Log what MLflow does not have of the files, and print how much that was."""
     with Predictor() as predict:
-        log = Log(uri, compare=predict, draw=draw_row)
+        log = Log(uri, compare=predict, draw=draw_row, page=draw_page)
         for file in files:
             num_new, num_rows = sync(log, file)
             emit(f"{file}: {num_new} of {num_rows} rows were missing\n")

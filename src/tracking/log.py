@@ -12,13 +12,15 @@ from typing import Any
 from src.record import Outcome, Row
 from src.tracking.address import sqlite_path
 from src.tracking.flat import metrics, params, sku, table_line, tags, title
-from src.tracking.quiet import quiet
+from src.tracking.quiet import first_line, quiet
 from src.units import Levels
 
 Compare = Callable[[Row], Mapping[str, Levels]]
 """Estimator -> what it says of a row's case."""
 Draw = Callable[[Row], Any]
 """A row's picture as a matplotlib figure; None where there is none."""
+Page = Callable[[Row], str | None]
+"""A row's page as HTML; None where there is none."""
 
 EXPERIMENT = "peakcast-{campaign}"
 
@@ -29,6 +31,7 @@ _BATCH = 100
 """Parameters that MLflow takes at once."""
 _FAILED = (Outcome.CRASHED, Outcome.TIMEOUT)
 _FINISHED = "FINISHED"
+PAGE = "report.html"
 _WHOLE = "whole"
 """A run with this tag has everything of its row."""
 
@@ -40,13 +43,15 @@ class Log:
         uri: its address, as `resolve_uri` gives it.
         compare: what estimators say of a row.
         draw: a row's picture.
+        page: a row's page; one that fails is told in the run's tag `page`, and costs nothing else.
     """
 
-    def __init__(self, uri: str, *, compare: Compare, draw: Draw) -> None:
+    def __init__(self, uri: str, *, compare: Compare, draw: Draw, page: Page) -> None:
         quiet()
         self.uri = uri
         self._compare = compare
         self._draw = draw
+        self._page = page
         self._database = sqlite_path(uri)
         self._experiments: dict[str, str] = {}
         self._parents: dict[tuple[str, ...], str] = {}
@@ -186,9 +191,19 @@ class Log:
         picture = self._draw(row)
         if picture is not None:
             client.log_figure(run_id, picture, "timeline.png")
+        self._add_page(run_id, row)
         status = "FAILED" if row.outcome in _FAILED else _FINISHED
         client.set_tag(run_id, "logged", _WHOLE)
         client.set_terminated(run_id, status=status, end_time=ended)
+
+    def _add_page(self, run_id: str, row: Row) -> None:
+        """The page is an extra: neither its making nor its upload may keep a row out."""
+        try:
+            page = self._page(row)
+            if page is not None:
+                self._client.log_text(run_id, page, PAGE)
+        except Exception as error:  # of any kind: the row is what counts
+            self._client.set_tag(run_id, "page", first_line(error))
 
     def _close(self, run_id: str, rows: Sequence[Row], file: Path) -> None:
         import pandas

@@ -33,7 +33,7 @@ def log(folder: Path, rows: list[Any], name: str) -> str:
     """Log rows to a database of the folder's; its address."""
     uri = f"sqlite:///{folder / 'runs.db'}"
     add_rows(folder / name, rows)
-    sync(Log(uri, compare=lambda _: {}, draw=lambda _: None), folder / name)
+    sync(Log(uri, compare=lambda _: {}, draw=lambda _: None, page=lambda _: None), folder / name)
     return uri
 
 

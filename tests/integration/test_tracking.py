@@ -18,6 +18,7 @@ import pytest
 
 from src.errors import UserError
 from src.record import Outcome, Row, open_rows
+from src.report.page_row import draw_page
 from src.report.plot_row import draw_row
 from src.tracking import Log, Tracker, sync
 from src.tracking.background import CLOSE_S
@@ -55,7 +56,7 @@ def compare(_row: Row) -> Mapping[str, Levels]:
 
 
 def make_log(uri: str) -> Log:
-    return Log(uri, compare=compare, draw=draw_row)
+    return Log(uri, compare=compare, draw=draw_row, page=draw_page)
 
 
 def write(path: Path, rows: list[Row] = ROWS) -> Path:
@@ -133,7 +134,7 @@ def test_a_run_that_was_cut_off_is_taken_up_again(tmp_path: Path) -> None:
         raise KilledError
 
     with pytest.raises(KilledError):
-        Log(store, compare=compare, draw=kill).add(ROWS[0])
+        Log(store, compare=compare, draw=kill, page=draw_page).add(ROWS[0])
     assert runs_of(store)[1][0].info.status == "RUNNING"
     assert sync(make_log(store), path) == (3, 3)
     _, runs = runs_of(store)
@@ -221,7 +222,7 @@ SYNC = """
 import sys
 from pathlib import Path
 from src.tracking import Log, sync
-log = Log(sys.argv[1], compare=lambda row: {}, draw=lambda row: None)
+log = Log(sys.argv[1], compare=lambda row: {}, draw=lambda row: None, page=lambda row: None)
 print(sync(log, Path(sys.argv[2])))
 """
 
