@@ -153,7 +153,7 @@ def output_file(
 
 def _check_layouts(keys: Mapping[str, Any]) -> None:
     """Many layouts are rows alone, and all of them no table."""
-    for key in ("plot", "snapshot", "report", "solve"):
+    for key in ("plot", "snapshot", "report", "solve", "measured"):
         if keys[key] is not None:
             raise UserError(key=key, value=keys[key], allowed="without layouts, which prints rows")
     if keys["layouts"] == "all" and keys["format"] == "table":

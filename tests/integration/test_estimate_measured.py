@@ -243,6 +243,7 @@ def test_wrong_files_are_one_line(folder: Path, file: str, said: str) -> None:
     [
         (["format=csv"], "format=table or json"),
         (["solve=seq_len"], "not with solve"),
+        (["layouts=pareto"], "without layouts"),
         (["micro_batch=5"], "none of its 2 rows is of this job"),
     ],
 )
