@@ -64,6 +64,7 @@ def test_request_has_every_key_of_the_configuration(report: Report) -> None:
         "trust_remote_code",
         "dryrun",
         "champion",
+        "layouts",
         "measured",
     }
     assert set(request) == {str(key) for key in cfg} - only_for_the_command
