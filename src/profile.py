@@ -29,7 +29,7 @@ def run(arguments: list[str]) -> int:
     uri = resolve_uri(options.tracking_uri or default_uri(PROJECT))
     if options.imported or options.sync:
         known = [options.rows] if options.rows else sorted(ROWS.rglob("*.jsonl"))
-        log_missing(uri, take_files(options.imported, options.rows) or known)
+        log_missing(uri, take_files(options.imported, options.rows) if options.imported else known)
         return EXIT_OK
     campaign = to_campaign(cfg)
     warn(campaign.warnings)

@@ -17,7 +17,7 @@ from typing import Any
 
 from src.architecture import describe
 from src.config import zoo
-from src.config.benchmarks import PADDED, Line, fms_lines, is_fms, is_peft, peft_line
+from src.config.benchmarks import HAND_WRITTEN, PADDED, Line, fms_lines, is_fms, is_peft, peft_line
 from src.config.command import emit, warn
 from src.config.gpu import load_gpu
 from src.config.model import resolve_model
@@ -274,6 +274,8 @@ def _step(
         raise _refusal("framework", f"transformers {versions['transformers']}", allowed)
     if loss is Loss.STANDARD_4X:
         loop |= {"reentrant_checkpointing": True, "attention_mask_input": True, "use_cache": True}
+    if HAND_WRITTEN in line["other"]:
+        loop |= {"hold_outputs": True, "trainer_groups": False, "attention_mask_input": True}
     if "milabench" in line["framework"]:
         loop |= {"hold_outputs": True, "max_grad_norm": 0.0, "trainer_groups": False}
     return step, loop | precision_loop, [assumed] if assumed else []
@@ -292,11 +294,14 @@ def take_files(files: Sequence[Path], rows: Path | None) -> list[Path]:
     """Add the rows of files to files of rows, and tell each line that is none why; the latter.
 
     A file of rows (`.jsonl`), as another machine brought it, stays the file that it is, unless
-    `rows` is another one.
+    `rows` is another one. A file without a single row is told and left.
 
     Args:
         files: tables, benchmark files, files of rows.
         rows: where to; None: one for each table, in the project's profiling folder.
+
+    Returns:
+        The files that have rows now.
 
     Raises:
         UserError: a file cannot be read or not be written.
@@ -308,11 +313,17 @@ def take_files(files: Sequence[Path], rows: Path | None) -> list[Path]:
         is_rows = file.suffix == ".jsonl"
         own = file if is_rows else CONF.parent / "profiling" / CAMPAIGN / f"{file.stem}.jsonl"
         target = rows or own
+        if not mine:
+            emit(f"{file}: no rows; {len(refused)} lines are none\n")
+            continue
         what = f"{len(mine)} rows"
         if target != file:
             what = f"{add_rows(target, mine)} of {what} are new"
         emit(f"{target}: {what}; {len(refused)} lines are no rows\n")
         taken[target] = None
+    if len(files) > 1:
+        num_rows, num_refused = (sum(len(each[at]) for _, each in found) for at in (0, 1))
+        emit(f"{len(files)} files: {num_rows} rows; {num_refused} lines are no rows\n")
     return list(taken)
 
 

@@ -6,7 +6,7 @@ import re
 from math import isfinite
 from typing import Any
 
-from src.config.benchmarks import PADDED
+from src.config.benchmarks import HAND_WRITTEN, PADDED
 from src.errors import UserError
 from src.spec import (
     Attention,
@@ -35,6 +35,7 @@ REMARKS = (
     "vocab 30522",
     "trainable params",
     PADDED,
+    HAND_WRITTEN,
 )
 """Remarks that change no byte, or that other functions here read."""
 

@@ -11,6 +11,7 @@ import pytest
 
 from src.config.published import read_published, take_files
 from src.errors import UserError
+from src.measure.case import parse_case
 from src.record import LENGTHS, VARYING, Row, Source, add_rows, read_rows
 from src.residual.dataset import check_usable
 from src.spec import FinetuneKind
@@ -47,7 +48,14 @@ def fms(folder: Path, *lines: dict[str, str], pins: str | None = PINS) -> Path:
     return path
 
 
-def peft(folder: Path, kind: dict[str, Any] | None, **train: Any) -> Path:
+def peft(
+    folder: Path,
+    kind: dict[str, Any] | None,
+    *,
+    system: dict[str, str] | None = None,
+    name: str = "lora--llama-3.2-3B-rank8",
+    **train: Any,
+) -> Path:
     content = {
         "run_info": {
             "created_at": "2025-08-01T12:00:00+00:00",
@@ -72,10 +80,10 @@ def peft(folder: Path, kind: dict[str, Any] | None, **train: Any) -> Path:
                 "transformers-version": "4.55.0",
                 "peft-version": "0.17.0",
             },
-            "system_info": {"gpu": "NVIDIA L40S"},
+            "system_info": system or {"accelerator": "NVIDIA L40S"},
         },
     }
-    path = folder / "lora--llama-3.2-3B-rank8.json"
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(content))
     return path
 
@@ -165,7 +173,28 @@ def test_a_result_of_peft(tmp_path: Path) -> None:
     assert row.provenance.started == "2025-08-01T00:00:00+00:00"
     assert row.versions == {"torch": "2.8.0+cu128", "transformers": "4.55.0", "peft": "0.17.0"}
     assert row.environment[LENGTHS] == VARYING
-    assert any("640 tokens" in note for note in row.notes)
+    assert any("640 tokens" in note and "evaluation" in note for note in row.notes)
+    loop = parse_case(row.case).loop
+    assert loop.hold_outputs
+    assert loop.attention_mask_input
+    assert not loop.trainer_groups
+
+
+def test_older_results_name_the_gpu_otherwise(tmp_path: Path) -> None:
+    row = only(peft(tmp_path, LORA, system={"gpu": "NVIDIA L40S"}))
+    assert row.case["gpu"]["sku"] == "l40s"
+    with pytest.raises(UserError, match="but for 'gpu'"):
+        read_published(peft(tmp_path, LORA, system={"system": "Linux"}))
+
+
+@pytest.mark.parametrize(
+    ("use_gc", "checkpointing"), [(None, "none"), (False, "none"), (True, "full")]
+)
+def test_checkpointing_is_what_the_run_had(
+    tmp_path: Path, use_gc: bool | None, checkpointing: str
+) -> None:
+    assert only(peft(tmp_path, LORA, use_gc=use_gc)).case["checkpointing"] == checkpointing
+    assert only(peft(tmp_path, LORA)).case["checkpointing"] == "none"
 
 
 @pytest.mark.parametrize(
@@ -203,6 +232,18 @@ def test_what_is_of_any_length_teaches_nothing(tmp_path: Path) -> None:
         (LORA | {"bias": "all"}, {}, "bias=all"),
         (LORA | {"rank_pattern": {"q_proj": 2}}, {}, "rank_pattern="),
         (LORA | {"target_modules": ".*"}, {}, "finetune=lora"),
+        (LORA | {"use_bdlora": {"nblocks": 3}}, {}, "use_bdlora="),
+        (LORA | {"kasa_config": {"beta": 0.2}}, {}, "kasa_config="),
+        (LORA | {"velora_config": {"num_groups": 8}}, {}, "velora_config="),
+        (LORA | {"use_qalora": True}, {}, "use_qalora=True"),
+        (LORA | {"target_parameters": ["w"]}, {}, "target_parameters="),
+        (LORA | {"exclude_modules": ["q_proj"]}, {}, "exclude_modules="),
+        (LORA | {"init_lora_weights": "mica"}, {}, "init_lora_weights=mica"),
+        (LORA | {"some_day": 1}, {}, "some_day=1"),
+        (LORA, {"optimizer_kwargs": {"fused": True}}, "fused=True"),
+        (LORA, {"optimizer_kwargs": {"foreach": False}}, "foreach=False"),
+        (LORA, {"optimizer_kwargs": {"amsgrad": True}}, "amsgrad=True"),
+        (LORA, {"use_gc": "yes"}, "use_gc=yes"),
         (LORA, {"optimizer_type": "lora-fa"}, "optimizer_type=lora-fa"),
         (LORA, {"compile": True}, "compile=True"),
         (LORA, {"dtype": "float32"}, "dtype=float32"),
@@ -240,6 +281,33 @@ def test_a_line_that_was_cut(tmp_path: Path) -> None:
     path.write_text(path.read_text().rstrip().rsplit(",", 4)[0] + "\n")
     with pytest.raises(UserError, match="fewer fields"):
         read_published(path)
+
+
+def test_what_a_plain_lora_leaves_empty_is_no_obstacle(tmp_path: Path) -> None:
+    empty = {
+        "kasa_config": None,
+        "use_bdlora": None,
+        "loftq_config": {},
+        "ensure_weight_tying": False,
+        "target_parameters": None,
+    }
+    told = {"peft_version": "0.19.0", "use_rslora": True, "init_lora_weights": True}
+    row = only(peft(tmp_path, LORA | empty | told, optimizer_kwargs={"lr": 0.5}))
+    assert row.case == only(peft(tmp_path, LORA)).case
+
+
+def test_files_without_rows_are_told_and_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = peft(tmp_path, LORA), peft(tmp_path, {"peft_type": "IA3"}, name="ia3--small")
+    out = tmp_path / "rows.jsonl"
+    assert take_files([bad], out) == []
+    assert not out.exists()
+    assert capsys.readouterr().out == f"{bad}: no rows; 1 lines are none\n"
+    assert take_files([bad, good], out) == [out]
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-1] == "2 files: 1 rows; 1 lines are no rows"
+    assert "peft_type=IA3" in said.err
 
 
 def test_files_are_taken_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
