@@ -6,35 +6,41 @@ from collections.abc import Iterator, Mapping
 
 from src.measure.recorded import Recorded
 from src.plan.gap.result import Cause
-from src.record import LENGTHS, VARYING, Outcome, Row, Source
+from src.record import LENGTHS, LEVELS, VARYING, Outcome, Row, Source
 from src.units import Levels, format_gib
+
+_BETWEEN = {
+    (None, "allocated"): "tensors",
+    (None, "reserved"): "tensors, fragmentation",
+    (None, "device"): "tensors, fragmentation, outside",
+    ("allocated", "reserved"): "fragmentation",
+    ("allocated", "device"): "fragmentation, outside",
+    ("reserved", "device"): "outside",
+}
+"""What lies between a level and the next lower one that was seen too."""
 
 _COUNTS = ("num_other_processes_before", "num_other_processes")
 
 
 def rest(estimate: Levels, measured: Mapping[str, int | None], *, outside: str = "") -> list[Cause]:
-    """The rest by where it lies: between levels that were seen on both sides; they add up.
+    """The rest by where it lies: between the levels that were measured; the gaps add up.
 
     Args:
         estimate: of what was measured.
         measured: level -> bytes; None where it was not seen.
         outside: what is known of the bytes outside the allocator.
     """
-    allocated, reserved = measured.get("allocated"), measured.get("reserved")
-    device = measured.get("device")
-    causes = []
-    if allocated is not None:
-        gap = allocated - estimate.allocated
-        causes.append(Cause(kind="tensors", gap_bytes=gap, words="allocated bytes"))
-    if allocated is not None and reserved is not None:
-        held, expected = reserved - allocated, estimate.reserved - estimate.allocated
-        words = f"reserved - allocated: {format_gib(held)}, estimated {format_gib(expected)}"
-        causes.append(Cause(kind="fragmentation", gap_bytes=held - expected, words=words))
-    if reserved is not None and device is not None:
-        held, expected = device - reserved, estimate.device - estimate.reserved
-        words = f"device - reserved: {format_gib(held)}, estimated {format_gib(expected)}"
-        words += f" ({outside})" if outside else ""
-        causes.append(Cause(kind="outside", gap_bytes=held - expected, words=words))
+    seen = {level: size for level in LEVELS if (size := measured.get(level)) is not None}
+    causes: list[Cause] = []
+    for below, level in zip((None, *seen), seen, strict=False):
+        kind = _BETWEEN[below, level]
+        held, expected = seen[level], getattr(estimate, level)
+        if below is not None:
+            held, expected = held - seen[below], expected - getattr(estimate, below)
+        name = level if below is None else f"{level} - {below}"
+        words = f"{name}: {format_gib(held)}, estimated {format_gib(expected)}"
+        words += f" ({outside})" if outside and level == "device" and below else ""
+        causes.append(Cause(kind=kind, gap_bytes=held - expected, words=words))
     return causes
 
 

@@ -156,6 +156,30 @@ def test_what_is_left_is_split_between_the_levels() -> None:
     assert "2.00 GiB" in causes["ranks"][1]
 
 
+@pytest.mark.parametrize(
+    ("levels", "kinds"),
+    [
+        (["allocated"], ["tensors"]),
+        (["reserved"], ["tensors, fragmentation"]),
+        (["device"], ["tensors, fragmentation, outside"]),
+        (["allocated", "device"], ["tensors", "fragmentation, outside"]),
+        (["reserved", "device"], ["tensors, fragmentation", "outside"]),
+        (["allocated", "reserved"], ["tensors", "fragmentation"]),
+    ],
+)
+def test_what_is_left_lies_between_the_levels_that_were_seen(
+    levels: list[str], kinds: list[str]
+) -> None:
+    request = asked()
+    row = row_of(step_of(request))
+    peaks = {level: row.peak_bytes[level] + (1 + at) * GIB for at, level in enumerate(levels)}
+    gap = explained(request, replace(row, peak_bytes=peaks))
+    causes = causes_of(gap)
+    assert [kind for kind, (size, _) in causes.items() if size is not None] == kinds
+    assert [causes[kind][0] for kind in kinds] == [GIB] * len(kinds)
+    assert sum(causes[kind][0] or 0 for kind in kinds) == gap.level(levels[-1]).left_bytes
+
+
 def test_a_measured_row_knows_what_was_kept() -> None:
     request = asked()
     step = step_of(request)
