@@ -24,7 +24,7 @@ from src.config import (
 )
 from src.errors import UserError
 from src.plan.result import Report
-from src.plan.scale import blocks, pareto, points
+from src.plan.scale import Fitting, blocks, pareto, points
 from src.report import progress_bar, render, render_listing, write_page, write_plot
 from src.report.layouts import layouts_heading, render_points, stream_points
 
@@ -71,8 +71,9 @@ def _layouts(question: Question, output: Output) -> int:
     found = blocks(request)
     warn(question.warnings)
     if output.layouts == "all":
-        emit_all(stream_points(points(found), output.format))
-        return EXIT_OK
+        seen = Fitting(points(found))
+        emit_all(stream_points(seen, output.format))
+        return EXIT_OK if seen.any else EXIT_NOTHING_FITS
     best = pareto(found)
     if output.format == "table":
         emit(render_points(best, heading=layouts_heading(request)))

@@ -332,7 +332,7 @@ def _read_any(file: Path) -> tuple[Sequence[Row], Sequence[NotImported]]:
         published = read_published(file)
         return published.rows, published.refused
     if not file.is_file():
-        raise _refusal("import", file, "a file that exists")
+        raise _refusal("import", file, "a file of rows that exists")
     found = read_rows(file)
     damaged = [NotImported(id=f"{file}:{bad.line}", reason=bad.reason) for bad in found.damaged]
     return found.rows, damaged

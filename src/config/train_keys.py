@@ -75,7 +75,7 @@ TRAIN = Program(
     instead_of_sweeps="compare residual=default with residual=no-trees by out=",
     examples=(
         "",
-        "rows=[profiling/published/published.jsonl]",
+        "rows=[profiling/published/benchmarks.jsonl]",
         "gpus=[h100-80gb] versions=[torch:2.13]",
         "check=true",
         "rollback=true",

@@ -234,3 +234,17 @@ def pareto(found: Iterable[Block]) -> list[Point]:
     best = np.maximum.accumulate(speed[order])
     first = np.concatenate([[True], speed[order][1:] > best[:-1]])
     return [_point(*places[index]) for index in order[first].tolist()]
+
+
+class Fitting:
+    """Points as they pass, and whether any of those that have passed fits."""
+
+    def __init__(self, found: Iterable[Point]) -> None:
+        self._found = found
+        self.any = False
+
+    def __iter__(self) -> Iterator[Point]:
+        """Each point once."""
+        for point in self._found:
+            self.any = self.any or point.fits
+            yield point

@@ -72,6 +72,9 @@ def _parse(content: bytes) -> Rows:
             damaged.append(Damaged(line=number, text=text, reason=f"no JSON ({error.msg})"))
         except UserError as error:
             damaged.append(Damaged(line=number, text=text, reason=error.allowed))
+        except (ValueError, RecursionError):
+            reason = "no JSON that can be read (nested too deep, or a number too long)"
+            damaged.append(Damaged(line=number, text=text, reason=reason))
     return Rows(rows=tuple(rows), damaged=tuple(damaged))
 
 
@@ -139,7 +142,7 @@ def _write(descriptor: int, data: bytes) -> None:
 def _is_json(line: bytes) -> bool:
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
@@ -182,8 +185,8 @@ def add_rows(path: Path, rows: Iterable[Row]) -> int:
     """
     with open_rows(path) as file:
         known = {row.row_id for row in file.rows}
-        fresh = [row for row in rows if row.row_id not in known]
-        for row in fresh:
+        fresh = {row.row_id: row for row in rows if row.row_id not in known}
+        for row in fresh.values():
             file.append(row)
     return len(fresh)
 

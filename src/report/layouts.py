@@ -52,8 +52,9 @@ def layouts_heading(request: Request) -> str:
     return (
         f"{request.job.model.name} on {nodes}{cluster.node_size} x {cluster.gpu.sku}, "
         f"seq_len={request.job.seq_len}: what no other layout beats in both memory and speed\n"
-        "(batch is the micro batch, device by the formula alone, sure to fit by its stated\n"
-        "margins; tokens/s only ranks; method=, tp= and micro_batch= give the ledger of one)"
+        "(batch is the micro batch; device is the formula's allocated bytes, context and NCCL,\n"
+        "without pools of further streams; tokens/s only ranks; method=, tp= and micro_batch=\n"
+        "give the full answer for one)"
     )
 
 

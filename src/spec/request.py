@@ -10,6 +10,9 @@ from src.spec.hardware import Cluster
 from src.spec.job import Job, require_positive
 from src.spec.lengths import Lengths
 
+MOST_SEQUENCES = 1 << 20
+"""Sequences of a micro batch: beyond, no GPU has room for their token ids."""
+
 DRY_RUN_LIMIT_S = 120
 """Seconds that one dry run may take unless asked otherwise; the largest models take about 15."""
 
@@ -50,6 +53,9 @@ class Request:
     def __post_init__(self) -> None:
         if self.micro_batch is not None:
             require_positive("micro_batch", self.micro_batch)
+            if self.micro_batch > MOST_SEQUENCES:
+                allowed = f"1 to {MOST_SEQUENCES:,}"
+                raise UserError(key="micro_batch", value=self.micro_batch, allowed=allowed)
         if self.tp is not None:
             require_positive("tp", self.tp)
             if self.tp > self.cluster.num_gpus:

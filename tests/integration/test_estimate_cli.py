@@ -165,6 +165,7 @@ ERRORS = [
     (["model=gpt2", "tp=0"], "tp", "0"),
     (["model=gpt2", "micro_batch=-1"], "micro_batch", "-1"),
     (["model=gpt2", "micro_batch=0"], "micro_batch", "0"),
+    (["model=gpt2", "micro_batch=1000000000"], "micro_batch", "1000000000"),
     (["model=gpt2", "seq_len=0"], "seq_len", "0"),
     (["model=gpt2", "seq_len=2048"], "seq_len", "2048"),
     (["model=bad.json"], "model", "bad.json"),
@@ -307,8 +308,8 @@ def test_layouts_are_rows(folder: Path) -> None:
     told = [line for line in table.splitlines() if " GiB " in line]
     assert f"{len(sizes) - len(told)} more are less than 1% faster each" in table
     assert 3 < len(told) < 40
-    nothing = run_here(run_estimate, folder, "model=llama-2-70b", "gpu=t4", "layouts=pareto")
-    assert nothing.returncode == 3
+    for more in (["layouts=pareto"], ["layouts=all", "format=json"]):
+        assert run_here(run_estimate, folder, "model=llama-2-70b", "gpu=t4", *more).returncode == 3
 
 
 def test_a_reader_that_leaves_is_no_error(folder: Path) -> None:

@@ -334,5 +334,5 @@ def test_rows_of_another_machine_stay_in_their_file(
     assert mine.read_bytes().startswith(before)
     assert take_files([mine], other) == [other]
     assert read_rows(other).rows == read_rows(mine).rows
-    with pytest.raises(UserError, match="a file that exists"):
+    with pytest.raises(UserError, match="a file of rows that exists"):
         take_files([tmp_path / "none.jsonl"], None)

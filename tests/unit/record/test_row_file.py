@@ -183,3 +183,13 @@ def test_a_folder_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
             pass
     with pytest.raises(UserError, match="cannot be read"):
         read_rows(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"a": ' + "9" * 5000 + "}"])
+def test_what_no_reader_can_take_is_a_damaged_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(line + "\n")
+    found = read_rows(path)
+    assert found.rows == ()
+    assert [bad.line for bad in found.damaged] == [1]
+    assert "no JSON" in found.damaged[0].reason
