@@ -92,8 +92,9 @@ def fit_pace(steps: Iterable[tuple[StepTime, float]]) -> Pace | None:
         [(time.compute, time.traffic + time.optimizer, time.exposed) for time, _ in pairs]
     )
     shares = parts / np.array([seconds for _, seconds in pairs])[:, None]
+    waited = np.array([time.launch / seconds for time, seconds in pairs])
     matrix = shares.T @ shares + PULL * np.eye(3)
-    factors = 1 + np.linalg.solve(matrix, shares.T @ (1 - shares.sum(axis=1)))
+    factors = 1 + np.linalg.solve(matrix, shares.T @ (1 - waited - shares.sum(axis=1)))
     compute, memory, communication = np.clip(factors, *LIMITS).tolist()
     return Pace(compute=compute, memory=memory, communication=communication, num_rows=len(pairs))
 

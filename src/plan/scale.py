@@ -139,8 +139,9 @@ def _of_method(method: Method, dp: int, tp: int) -> Iterator[Layout]:
         if dp == 1:
             yield Layout(tp=tp)
     elif dp > 1:
-        if method is Method.HSDP:
-            shards = [shard for shard in range(2, dp) if dp % shard == 0]
+        if method in (Method.HSDP, Method.FSDP_TP):
+            largest = dp if method is Method.FSDP_TP else dp - 1
+            shards = [shard for shard in range(2, largest + 1) if dp % shard == 0]
         else:
             shards = [dp if method.is_fsdp or method.is_zero else 1]
         for shard in shards:

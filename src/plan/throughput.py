@@ -9,30 +9,29 @@ Letters: B micro batch, S sequence, N data-parallel GPUs, t tensor-parallel degr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
-from src.architecture import Decoder
+from src.architecture import Decoder, describe
 from src.architecture.ops import Attention, Experts, Linear
 from src.memory import count_model, host_activation_bytes
 from src.memory.counts import Counts
+from src.plan.collectives import Group, gather_seconds, reduce_seconds
 from src.spec import (
     Checkpointing,
     Cluster,
     FinetuneKind,
     Gpu,
-    Interconnect,
     Job,
     Method,
     Offload,
     Precision,
     Step,
 )
+from src.units import MIB
 
 MATMUL_EFFICIENCY = 0.5
 """Share of the dense peak rate that a training step's matrix multiplies reach."""
-
-LINK_EFFICIENCY = 0.7
-"""Share of a link's bandwidth that a collective reaches."""
 
 BANDWIDTH_EFFICIENCY = 0.8
 """Share of the memory bandwidth that pointwise kernels reach."""
@@ -40,11 +39,15 @@ BANDWIDTH_EFFICIENCY = 0.8
 HOST_BANDWIDTH = 20e9
 """Bytes/s between a GPU and the host, and of host memory per GPU: PCIe 4.0 x16 at that share."""
 
-PCIE_SHARING = 0.5
-"""Collectives over PCIe cross the host bridge twice."""
-
 ACTIVATION_PASSES = 12
 """Reads and writes of a block's activations outside matrix multiplies, in hidden widths."""
+
+LAUNCH_SECONDS = 5e-6
+"""Host time of launching one operation: the floor of an empty CUDA kernel through PyTorch. An
+operation of the model counts as one, so this is the least that small batches wait for."""
+
+DDP_BUCKET_BYTES = 25 * MIB
+"""`DistributedDataParallel(bucket_cap_mb=25)`, PyTorch's default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,23 +59,28 @@ class StepTime:
         traffic: pointwise kernels' memory traffic of all micro steps.
         optimizer: reading and writing weights, gradients and states.
         exposed: communication that nothing hides.
+        launch: what the GPU waits for the host, where kernels are shorter than their launch.
     """
 
     compute: float
     traffic: float
     optimizer: float
     exposed: float
+    launch: float = 0.0
 
     @property
     def seconds(self) -> float:
         """All of it."""
-        return self.compute + self.traffic + self.optimizer + self.exposed
+        return self.compute + self.traffic + self.optimizer + self.exposed + self.launch
 
     def at(self, pace: Pace) -> float:
         """All of it, at a pace."""
         memory = self.traffic + self.optimizer
         return (
-            self.compute * pace.compute + memory * pace.memory + self.exposed * pace.communication
+            self.compute * pace.compute
+            + memory * pace.memory
+            + self.exposed * pace.communication
+            + self.launch
         )
 
 
@@ -138,11 +146,20 @@ def step_time(
         # On the computing stream, there and back (`torch.autograd.graph.save_on_cpu`).
         moved = host_activation_bytes(step, batch)
         traffic += 2 * job.grad_accum * moved / HOST_BANDWIDTH
-    hidden_by = compute * (_passes(job, decoder) - 1) / _passes(job, decoder) / job.grad_accum
+    waited = _host_seconds(step, decoder) - compute - traffic
+    launch = waited * (waited > 0)
+    passes = _passes(job, decoder)
+    hidden_by = (compute + launch) * (passes - 1) / passes / job.grad_accum
     reduced = _data_parallel_seconds(step, cluster, counts.base, counts.trained) - hidden_by
     split = _tensor_parallel_seconds(step, cluster, decoder, batch)
     exposed = split + reduced * (reduced > 0)
-    return StepTime(compute=compute, traffic=traffic, optimizer=optimizer, exposed=exposed)
+    return StepTime(
+        compute=compute,
+        traffic=traffic,
+        optimizer=optimizer,
+        exposed=exposed,
+        launch=launch,
+    )
 
 
 def _host_bytes_moved(step: Step, counts: Counts, trained: float) -> float:
@@ -195,52 +212,50 @@ def matmul_flops(gpu: Gpu, precision: Precision) -> float:
     return (gpu.bf16_tflops or gpu.fp32_tflops) * 1e12
 
 
-def link_bytes_per_second(cluster: Cluster, *, within_node: bool) -> float:
-    """Bandwidth per GPU and direction of a collective's slowest link."""
-    gpu = cluster.gpu
-    if not within_node:
-        return cluster.internode_gbps * 1e9 * LINK_EFFICIENCY
-    shared = PCIE_SHARING if gpu.interconnect is Interconnect.PCIE else 1.0
-    return gpu.link_gbps * 1e9 * LINK_EFFICIENCY * shared
-
-
 def _data_parallel_seconds(step: Step, cluster: Cluster, base: float, trained: float) -> float:
-    """Ring collectives move `(N-1)/N` of the bytes per pass, N ranks of a group.
+    """Rings over the replicas, in the units that each engine takes at once.
 
-    DDP, ZeRO-1 and ZeRO-2 move gradients (or what replaces them) twice; FSDP and ZeRO-3 gather
-    whole weights for forward and backward and reduce gradients once; `fsdp-grad` gathers once.
-    Where there are several groups of shards (hybrid), each gathers and reduces within itself, and
-    every rank's shard of the gradients is all-reduced over the groups.
+    DDP all-reduces gradients, bucket by bucket; ZeRO-1 and ZeRO-2 move as much. FSDP and ZeRO-3
+    gather whole weights block by block for forward and backward and reduce gradients once;
+    `fsdp-grad` gathers once. Where there are several groups of shards (hybrid), each gathers and
+    reduces within itself, and every rank's shard of the gradients is all-reduced over the groups.
     """
-    method, layout = step.method, step.layout
-    half = step.job.precision.compute_bytes
+    method, layout, job = step.method, step.layout, step.job
+    half = job.precision.compute_bytes
+    everyone = Group(ranks=layout.dp, span=layout.num_gpus)
     if method.has_ddp:
-        volume = 2 * trained * step.job.precision.weight_bytes
-        return _ring_seconds(cluster, volume, ranks=layout.dp, span=layout.num_gpus)
+        num_bytes = trained * job.precision.weight_bytes
+        buckets = max(1, ceil(num_bytes / DDP_BUCKET_BYTES))
+        return float(reduce_seconds(cluster, num_bytes, everyone, count=buckets))
     if method in (Method.ZERO1, Method.ZERO2):
-        return _ring_seconds(cluster, 2 * trained * half, ranks=layout.dp, span=layout.num_gpus)
-    gathers = 1 if method is Method.FSDP_GRAD else 2
-    volume = gathers * base * half * step.job.grad_accum + trained * half
-    span = layout.shard * layout.tp
-    replicas = layout.dp // layout.shard
-    return _ring_seconds(cluster, volume, ranks=layout.shard, span=span) + _ring_seconds(
-        cluster, 2 * trained * half / layout.shard, ranks=replicas, span=layout.num_gpus
+        buckets = max(1, ceil(trained / job.zero.reduce_bucket_size))
+        return float(reduce_seconds(cluster, trained * half, everyone, count=buckets))
+    units = describe(job.model).num_layers + 1
+    gathers = (1 if method is Method.FSDP_GRAD else 2) * job.grad_accum
+    shards = Group(ranks=layout.shard, span=layout.shard * layout.tp)
+    replicas = Group(ranks=layout.dp // layout.shard, span=layout.num_gpus)
+    gathered = gather_seconds(
+        cluster, gathers * base * half + trained * half, shards, count=(gathers + 1) * units
+    )
+    return float(
+        gathered + reduce_seconds(cluster, trained * half / layout.shard, replicas, count=units)
     )
 
 
-def _ring_seconds(cluster: Cluster, volume: float, *, ranks: int, span: int) -> float:
-    """Seconds of rings of so many ranks; `span` neighbouring GPUs hold one ring."""
-    within = span <= cluster.node_size
-    return volume * (ranks - 1) / ranks / link_bytes_per_second(cluster, within_node=within)
-
-
 def _tensor_parallel_seconds(step: Step, cluster: Cluster, decoder: Decoder, batch: Any) -> Any:
-    """Two all-reduces of the hidden states per block and pass, on the critical path."""
-    degree = step.layout.tp
-    if degree == 1:
-        return 0.0
-    tokens = batch * step.job.seq_len * step.job.grad_accum
-    hidden = tokens * decoder.hidden_size * step.job.precision.compute_bytes
-    passes = 2 + (1 if step.job.checkpointing is Checkpointing.FULL else 0)
-    volume = 2 * passes * decoder.num_layers * hidden * 2 * (degree - 1) / degree
-    return volume / link_bytes_per_second(cluster, within_node=True)
+    """Two all-reduces of the hidden states per block and pass, on the critical path.
+
+    Split along the sequence, each is a reduce-scatter and an all-gather, which move as much.
+    """
+    job, degree = step.job, step.layout.tp
+    hidden = batch * job.seq_len * decoder.hidden_size * job.precision.compute_bytes
+    passes = 2 + (1 if job.checkpointing is Checkpointing.FULL else 0)
+    count = 2 * passes * decoder.num_layers * job.grad_accum
+    return reduce_seconds(cluster, count * hidden, Group(ranks=degree, span=degree), count=count)
+
+
+def _host_seconds(step: Step, decoder: Decoder) -> float:
+    """Seconds in which the host launches the kernels of all micro steps, one after the other."""
+    parts = (decoder.stem, *decoder.blocks, decoder.tail, decoder.head)
+    launched = sum(len(part.ops) for part in parts)
+    return step.job.grad_accum * launched * _passes(step.job, decoder) * LAUNCH_SECONDS

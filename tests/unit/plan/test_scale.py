@@ -68,6 +68,8 @@ def test_every_method_and_degree_is_there() -> None:
     shards = {block.layout.shard for block in found if block.method is Method.HSDP}
     assert shards == {2, 4, 8, 16}
     split = {(b.layout.tp, b.sequence_parallel) for b in found if b.method is Method.FSDP_TP}
+    hybrid = {(b.layout.tp, b.layout.shard) for b in found if b.method is Method.FSDP_TP}
+    assert hybrid == {(2, 2), (2, 4), (2, 8), (2, 16), (4, 2), (4, 4), (4, 8), (8, 2), (8, 4)}
     assert split == {(2, False), (2, True), (4, False), (4, True), (8, False), (8, True)}
     assert all(block.layout.num_gpus == 32 for block in found)
     assert all(block.fits.all() or len(block.fits) == 1 for block in found)

@@ -9,11 +9,11 @@ import pytest
 
 from src.architecture import describe
 from src.memory import host_activation_bytes
+from src.plan.collectives import link_bytes_per_second
 from src.plan.throughput import (
     HOST_BANDWIDTH,
     StepTime,
     forward_flops_per_token,
-    link_bytes_per_second,
     matmul_flops,
     step_time,
     tokens_per_second,
@@ -37,7 +37,7 @@ def time_of(job: Job, method: Method = Method.SINGLE, **keys) -> StepTime:
 
 def test_seconds_are_the_sum_of_the_parts() -> None:
     times = time_of(JOB, Method.FSDP)
-    parts = (times.compute, times.traffic, times.optimizer, times.exposed)
+    parts = (times.compute, times.traffic, times.optimizer, times.exposed, times.launch)
     assert times.seconds == pytest.approx(sum(parts))
     assert min(parts) >= 0
 
