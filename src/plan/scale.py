@@ -18,13 +18,13 @@ from src.memory import peak_allocated, stranded_allocated
 from src.memory.levels import level_model
 from src.plan.layouts import asked_degrees
 from src.plan.throughput import step_time
-from src.spec import EstimatorKind, Job, Layout, Method, Request, Step, refusal
+from src.spec import EstimatorKind, Job, Layout, Method, Policy, Request, Step, refusal
 
 MOST_GPUS = 16_384
 MOST_MICRO_BATCH = 4096
 """Where a block ends: nothing gets faster per token beyond."""
 
-_BY_FORMULA = (EstimatorKind.AUTO, EstimatorKind.FORMULA, EstimatorKind.CALIBRATED)
+_BY_FORMULA = (EstimatorKind.AUTO, EstimatorKind.FORMULA)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +80,9 @@ def blocks(request: Request) -> Iterator[Block]:
     if request.estimator not in _BY_FORMULA:
         allowed = "without layouts: many layouts at once are answered by the formula"
         raise UserError(key="estimator", value=request.estimator, allowed=allowed)
+    if request.policy is not Policy.FASTEST:
+        allowed = "without layouts: nothing is recommended there"
+        raise UserError(key="policy", value=request.policy, allowed=allowed)
     if request.cluster.num_gpus > MOST_GPUS:
         allowed = f"at most {MOST_GPUS:,} with layouts"
         raise UserError(key="gpus", value=request.cluster.num_gpus, allowed=allowed)

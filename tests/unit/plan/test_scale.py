@@ -14,7 +14,18 @@ from src.memory import estimate_step, peak_allocated
 from src.plan.scale import MOST_GPUS, Point, blocks, pareto, points
 from src.plan.search import verdict
 from src.plan.throughput import step_time
-from src.spec import Cluster, EstimatorKind, Job, Layout, Method, Precision, Request, Step, Verdict
+from src.spec import (
+    Cluster,
+    EstimatorKind,
+    Job,
+    Layout,
+    Method,
+    Policy,
+    Precision,
+    Request,
+    Step,
+    Verdict,
+)
 from tests.jobs import LORA, gpu, zoo_model
 
 JOB = Job(model=zoo_model("llama-3.2-1b"), precision=Precision.BF16_MIXED)
@@ -125,6 +136,8 @@ def test_nothing_that_fits_gives_nothing() -> None:
     [
         (request(gpus=2 * MOST_GPUS), "gpus"),
         (request(estimator=EstimatorKind.DRYRUN), "estimator"),
+        (request(estimator=EstimatorKind.CALIBRATED), "estimator"),
+        (request(policy=Policy.LLMEM), "policy"),
         (request(tp=3), "tp"),
         (request(methods=(Method.SINGLE,)), "method"),
         (request(methods=(Method.TP,)), "method"),
